@@ -1,0 +1,31 @@
+#pragma once
+
+#include <string>
+#include <vector>
+
+namespace headroom {
+
+/// What the process runs on, as `headroom info` shows it.
+struct RuntimeInfo {
+  std::string headroom_version;
+  std::string libtorch_version;
+  std::string blas;           ///< e.g. "OpenBLAS 0.3.21 (OpenMP)"; "unknown" when it is not OpenBLAS
+  bool blas_is_openmp = false;
+  int num_threads = 0;        ///< what LibTorch uses now
+  int num_cores = 0;          ///< cores that this process may run on (CPU affinity)
+  std::string cpu_features;   ///< vector extensions that matter here, e.g. "AVX2 AVX-512 AVX512-BF16"
+  bool has_cuda = false;
+  std::vector<std::string> warnings;  ///< what is wrong, each with its remedy
+};
+
+/// Sets LibTorch's threads: `requested` when positive, otherwise OMP_NUM_THREADS when set, otherwise the cores that this process may
+/// run on. Throws ConfigError for a negative number.
+void configure_threads(int requested);
+
+/// Reads the facts; changes nothing.
+RuntimeInfo runtime_info();
+
+/// True when the CPU multiplies bf16 matrices in hardware (AVX512-BF16 or AMX).
+bool cpu_computes_bf16();
+
+}  // namespace headroom

@@ -1,0 +1,86 @@
+#pragma once
+
+#include <headroom/data/micro_batch.h>
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+namespace torch::nn {
+class Module;
+class SequentialImpl;
+}  // namespace torch::nn
+
+namespace headroom {
+
+/// A piece of the model with one forward. Stages hand tensors to each other; a skip connection is one more tensor carried along.
+class Stage {
+ public:
+  virtual ~Stage() = default;
+
+  /// Runs the stage. `inputs` is what the stage before returned (for the first stage: micro.inputs). A stage may read the micro-batch
+  /// itself (a mask, the targets): it is always in memory. The last stage returns the loss first: a scalar, *summed* over the items of
+  /// the micro-batch; when the module is not training, a classifier adds the number of right answers as a second tensor.
+  /// `option` is an index into options(). Options differ in what autograd keeps and in time, never in values.
+  virtual std::vector<at::Tensor> forward(const std::vector<at::Tensor>& inputs, const MicroBatch& micro, int option) = 0;
+
+  /// Names of the ways to keep what backward needs; the first keeps the most. Every stage has at least one.
+  virtual std::vector<std::string> options() const { return {"keep"}; }
+
+  /// Owns the stage's parameters and buffers; null for a stage without any.
+  virtual std::shared_ptr<torch::nn::Module> module() const = 0;
+
+  /// Stages of the same kind and the same input shapes cost the same, so that one of them is measured for all. Empty: not shared.
+  virtual std::string kind() const { return {}; }
+
+  const std::string& name() const { return name_; }
+
+ protected:
+  explicit Stage(std::string name) : name_(std::move(name)) {}
+
+ private:
+  std::string name_;
+};
+
+/// A network as stages in order, the loss being part of the last. Copies share the stages.
+class Chain {
+ public:
+  /// What a stage made from a function runs.
+  using Forward = std::function<std::vector<at::Tensor>(const std::vector<at::Tensor>& inputs, const MicroBatch& micro)>;
+  /// Gives the loss, summed over the items, of what the model returned.
+  using Loss = std::function<at::Tensor(const std::vector<at::Tensor>& outputs, const MicroBatch& micro)>;
+
+  Chain() = default;
+
+  /// One stage per child of the Sequential, and the loss as part of the last child's stage.
+  static Chain from_sequential(const std::shared_ptr<torch::nn::SequentialImpl>& sequential, Loss loss);
+
+  /// Adds a stage. Names must be unique: throws ConfigError otherwise.
+  Chain& add(std::shared_ptr<Stage> stage);
+  /// Adds a stage made from a function; `module` owns the parameters that it uses and may be null.
+  Chain& add(std::string name, std::shared_ptr<torch::nn::Module> module, Forward forward);
+
+  std::size_t size() const { return stages_.size(); }
+  Stage& stage(std::size_t index) const { return *stages_[index]; }
+
+  /// Parameters that require grad, in stage order, each once (tied ones too), with names such as "block3.attn.weight".
+  std::vector<std::pair<std::string, at::Tensor>> named_parameters() const;
+  std::vector<at::Tensor> parameters() const;
+  std::vector<std::pair<std::string, at::Tensor>> named_buffers() const;
+  std::int64_t num_parameters() const;
+
+  /// Sets training or evaluation mode of every stage.
+  void train(bool on = true) const;
+
+ private:
+  std::vector<std::shared_ptr<Stage>> stages_;
+};
+
+/// Cross-entropy summed over the samples, for classifiers: outputs[0] (B, classes), micro.targets[0] (B).
+at::Tensor summed_cross_entropy(const std::vector<at::Tensor>& outputs, const MicroBatch& micro);
+
+}  // namespace headroom

@@ -1,0 +1,104 @@
+#include <headroom/core/runtime.h>
+
+#include <headroom/core/error.h>
+#include <headroom/core/version.h>
+
+#include <ATen/Context.h>
+#include <ATen/Parallel.h>
+#include <fmt/format.h>
+#include <torch/version.h>
+
+#include <dlfcn.h>
+#include <sched.h>
+
+#include <cstdlib>
+#include <string>
+
+namespace headroom {
+namespace {
+
+int cores_of_this_process() {
+  cpu_set_t set;
+  CPU_ZERO(&set);
+  if (sched_getaffinity(0, sizeof(set), &set) == 0) return CPU_COUNT(&set);
+  return 1;
+}
+
+int threads_from_environment() {
+  const char* text = std::getenv("OMP_NUM_THREADS");
+  return text == nullptr ? 0 : std::atoi(text);
+}
+
+struct Blas {
+  std::string name = "unknown";
+  bool is_openmp = false;
+};
+
+// Asked by symbol, because which library answers is decided when the process is loaded, not when it is linked.
+Blas loaded_blas() {
+  using GetParallel = int (*)();
+  using GetConfig = const char* (*)();
+  const auto get_parallel = reinterpret_cast<GetParallel>(dlsym(RTLD_DEFAULT, "openblas_get_parallel"));
+  const auto get_config = reinterpret_cast<GetConfig>(dlsym(RTLD_DEFAULT, "openblas_get_config"));
+  if (get_parallel == nullptr || get_config == nullptr) return {};
+  const char* const flavours[] = {"sequential", "pthreads", "OpenMP"};
+  const int flavour = get_parallel();
+  const std::string config = get_config();
+  const std::string version = config.substr(0, config.find(' ', config.find(' ') + 1));
+  return {fmt::format("{} ({})", version, flavour >= 0 && flavour <= 2 ? flavours[flavour] : "?"), flavour == 2};
+}
+
+std::string cpu_features() {
+  std::string features;
+  const auto add = [&](bool present, const char* name) {
+    if (present) features += features.empty() ? name : std::string(" ") + name;
+  };
+#if defined(__x86_64__)
+  add(__builtin_cpu_supports("avx2"), "AVX2");
+  add(__builtin_cpu_supports("avx512f"), "AVX-512");
+  add(__builtin_cpu_supports("avx512bf16"), "AVX512-BF16");
+#endif
+  return features;
+}
+
+}  // namespace
+
+void configure_threads(int requested) {
+  if (requested < 0) throw ConfigError(fmt::format("--num_threads {} is negative; give 1 or more, or 0 for all cores", requested));
+  int threads = requested;
+  if (threads == 0) threads = threads_from_environment();
+  if (threads <= 0) threads = cores_of_this_process();
+  at::set_num_threads(threads);
+}
+
+RuntimeInfo runtime_info() {
+  RuntimeInfo info;
+  info.headroom_version = kVersion;
+  info.libtorch_version = TORCH_VERSION;
+  const Blas blas = loaded_blas();
+  info.blas = blas.name;
+  info.blas_is_openmp = blas.is_openmp;
+  info.num_threads = at::get_num_threads();
+  info.num_cores = cores_of_this_process();
+  info.cpu_features = cpu_features();
+  info.has_cuda = at::hasCUDA();
+  if (!info.blas_is_openmp) {
+    info.warnings.push_back(fmt::format(
+        "the BLAS in use is {}, not OpenBLAS with OpenMP: a step can be 2-3x slower; install libopenblas0-openmp and rebuild", info.blas));
+  }
+  if (info.num_threads > info.num_cores) {
+    info.warnings.push_back(fmt::format("{} threads on {} cores: threads will wait for each other; set OMP_NUM_THREADS or --num_threads to {}",
+                                        info.num_threads, info.num_cores, info.num_cores));
+  }
+  return info;
+}
+
+bool cpu_computes_bf16() {
+#if defined(__x86_64__)
+  return __builtin_cpu_supports("avx512bf16");
+#else
+  return false;
+#endif
+}
+
+}  // namespace headroom

@@ -1,0 +1,101 @@
+#include <headroom/report/json.h>
+
+#include <headroom/core/error.h>
+
+#include <fmt/format.h>
+#include <nlohmann/json.hpp>
+
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstdio>
+#include <cstring>
+#include <fstream>
+#include <utility>
+
+namespace headroom {
+
+struct Json::Value {
+  nlohmann::ordered_json json;
+};
+
+Json::Json() : value_(std::make_unique<Value>()) {}
+Json::Json(const Json& other) : value_(std::make_unique<Value>(*other.value_)) {}
+Json::Json(Json&& other) noexcept = default;
+Json& Json::operator=(Json other) noexcept {
+  value_.swap(other.value_);
+  return *this;
+}
+Json::~Json() = default;
+
+Json Json::object() {
+  Json json;
+  json.value_->json = nlohmann::ordered_json::object();
+  return json;
+}
+
+Json Json::array() {
+  Json json;
+  json.value_->json = nlohmann::ordered_json::array();
+  return json;
+}
+
+Json& Json::set(const std::string& key, const Json& value) {
+  value_->json[key] = value.value_->json;
+  return *this;
+}
+Json& Json::set(const std::string& key, const std::string& value) {
+  value_->json[key] = value;
+  return *this;
+}
+Json& Json::set(const std::string& key, const char* value) { return set(key, std::string(value)); }
+Json& Json::set(const std::string& key, bool value) {
+  value_->json[key] = value;
+  return *this;
+}
+Json& Json::set(const std::string& key, double value) {
+  value_->json[key] = value;
+  return *this;
+}
+Json& Json::set(const std::string& key, std::int64_t value) {
+  value_->json[key] = value;
+  return *this;
+}
+
+Json& Json::push(const Json& value) {
+  value_->json.push_back(value.value_->json);
+  return *this;
+}
+Json& Json::push(const std::string& value) {
+  value_->json.push_back(value);
+  return *this;
+}
+Json& Json::push(double value) {
+  value_->json.push_back(value);
+  return *this;
+}
+Json& Json::push(std::int64_t value) {
+  value_->json.push_back(value);
+  return *this;
+}
+
+std::string Json::dump(int indent) const { return value_->json.dump(indent, ' ', false, nlohmann::json::error_handler_t::replace); }
+
+void write_file_atomically(const std::string& path, const std::string& text) {
+  const std::string temporary = fmt::format("{}.{}.tmp", path, ::getpid());
+  const auto fail = [&](const char* what) {
+    const int error = errno;
+    std::remove(temporary.c_str());
+    throw ConfigError(fmt::format("cannot {} '{}': {}", what, path, std::strerror(error)));
+  };
+  {
+    std::ofstream file(temporary, std::ios::binary);
+    if (!file) fail("write");
+    file << text;
+    file.flush();
+    if (!file) fail("write");
+  }
+  if (std::rename(temporary.c_str(), path.c_str()) != 0) fail("replace");
+}
+
+}  // namespace headroom
