@@ -1,5 +1,6 @@
 #include <headroom/core/runtime.h>
 
+#include <headroom/core/blas_kernels.h>
 #include <headroom/core/error.h>
 #include <headroom/core/version.h>
 
@@ -45,7 +46,7 @@ Blas loaded_blas() {
   const int flavour = get_parallel();
   const std::string config = get_config();
   const std::string version = config.substr(0, config.find(' ', config.find(' ') + 1));
-  return {fmt::format("{} ({})", version, flavour >= 0 && flavour <= 2 ? flavours[flavour] : "?"), flavour == 2};
+  return {fmt::format("{} ({}, {})", version, flavour >= 0 && flavour <= 2 ? flavours[flavour] : "?", blas_core()), flavour == 2};
 }
 
 std::string cpu_features() {

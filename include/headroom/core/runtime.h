@@ -9,7 +9,7 @@ namespace headroom {
 struct RuntimeInfo {
   std::string headroom_version;
   std::string libtorch_version;
-  std::string blas;           ///< e.g. "OpenBLAS 0.3.21 (OpenMP)"; "unknown" when it is not OpenBLAS
+  std::string blas;           ///< e.g. "OpenBLAS 0.3.21 (OpenMP, Haswell)"; "unknown" when it is not OpenBLAS
   bool blas_is_openmp = false;
   int num_threads = 0;        ///< what LibTorch uses now
   int num_cores = 0;          ///< cores that this process may run on (CPU affinity)
