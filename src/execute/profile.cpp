@@ -260,7 +260,28 @@ ChainCosts interpolate_costs(const ChainCosts& small, const ChainCosts& large, s
   return costs;
 }
 
+ChainCosts empty_costs(const ChainCosts& like) {
+  ChainCosts costs = like;
+  for (StageCosts& stage : costs.stages) {
+    const std::size_t num_options = stage.options.size();
+    const std::string name = stage.name;
+    const std::int64_t param_grad_bytes = stage.param_grad_bytes;  // does not depend on the number of samples
+    stage = StageCosts{};
+    stage.name = name;
+    stage.param_grad_bytes = param_grad_bytes;
+    stage.options.resize(num_options);
+  }
+  return costs;
+}
+
 }  // namespace
+
+ChainProfile empty_profile(const ChainProfile& like) {
+  ChainProfile profile;
+  profile.appearing = empty_costs(like.appearing);
+  profile.allocated = empty_costs(like.allocated);
+  return profile;
+}
 
 std::optional<ChainProfile> profile_chain(const Chain& chain, const MicroBatch& micro) {
   const RandomState random = RandomState::capture();

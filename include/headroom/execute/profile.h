@@ -28,6 +28,10 @@ std::optional<ChainProfile> profile_chain(const Chain& chain, const MicroBatch& 
 
 /// The costs at `num_samples` on the line through two profiles of the same chain, `small` having fewer samples than `large`. Never
 /// below zero.
+/// `small` may be empty_profile(): the line then goes through the origin.
 ChainProfile interpolate(const ChainProfile& small, const ChainProfile& large, std::int64_t num_samples);
+
+/// No samples, no bytes, no time, for the same stages and options.
+ChainProfile empty_profile(const ChainProfile& like);
 
 }  // namespace headroom
