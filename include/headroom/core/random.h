@@ -3,12 +3,13 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <memory>
 #include <vector>
 
 namespace headroom {
 
 /// The state of LibTorch's default random generators (CPU, and every CUDA device where present): what the next random number
-/// depends on. A value: copying it copies the state.
+/// depends on. A value; copies share the immutable state. Holds no CPU tensor, so that recording it does not count as tensor memory.
 class RandomState {
  public:
   /// Reads the current state.
@@ -16,14 +17,15 @@ class RandomState {
   /// Makes it the current state again.
   void restore() const;
 
-  /// The CPU generator's state as bytes, for snapshots.
-  const at::Tensor& cpu() const { return cpu_; }
-  static RandomState from_cpu(at::Tensor cpu_state);
-
  private:
-  at::Tensor cpu_;
+  struct Cpu;
+  std::shared_ptr<const Cpu> cpu_;
   std::vector<at::Tensor> cuda_;
 };
+
+/// The CPU generator's state as a tensor of bytes, for snapshots, and back.
+at::Tensor cpu_random_state();
+void set_cpu_random_state(const at::Tensor& state);
 
 /// Restores `state` for the lifetime of the scope, and afterwards the state from before.
 class RandomStateScope {

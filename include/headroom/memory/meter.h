@@ -34,6 +34,8 @@ struct MemoryUse {
 class OutOfBudget : public c10::OutOfMemoryError {
  public:
   OutOfBudget(std::int64_t requested_bytes, std::int64_t live_bytes, std::int64_t cap_bytes, const std::string& message);
+  /// One line: bytes asked for, live and allowed, and the biggest owners.
+  const char* what() const noexcept override { return what_without_backtrace(); }
   std::int64_t requested_bytes() const { return requested_bytes_; }
   std::int64_t live_bytes() const { return live_bytes_; }
   std::int64_t cap_bytes() const { return cap_bytes_; }
@@ -66,7 +68,7 @@ class MemoryMeter {
   /// that the meter did not allocate.
   void assign_owner(const at::Tensor& tensor, Owner owner);
 
-  /// Gives all pooled free blocks back to the system.
+  /// Gives all pooled free blocks back to the system. From then on the pool follows the peak since this call.
   void trim();
 
   MemoryMeter(const MemoryMeter&) = delete;
@@ -100,8 +102,9 @@ class PhaseScope {
   Phase before_;
 };
 
-/// After an exception left backward(), LibTorch's engine still holds the failed graph and its tensors on this thread: this lets go of them.
-/// Call it where such an exception is handled.
+/// After an exception left backward(), LibTorch's own engine still holds the failed graph and its tensors on this thread: this lets go of
+/// them. The engine that the meter installs does so by itself, so that a call is needed only where the meter came after the failure.
+/// Does nothing inside of a backward.
 void release_failed_backward();
 
 /// Most bytes of this process that were ever resident (VmHWM) and that are now (VmRSS).

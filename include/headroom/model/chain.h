@@ -8,6 +8,7 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace torch::nn {
@@ -70,6 +71,7 @@ class Chain {
   /// Parameters that require grad, in stage order, each once (tied ones too), with names such as "block3.attn.weight".
   std::vector<std::pair<std::string, at::Tensor>> named_parameters() const;
   std::vector<at::Tensor> parameters() const;
+  /// Buffers (BatchNorm's statistics, say), in stage order, each once.
   std::vector<std::pair<std::string, at::Tensor>> named_buffers() const;
   std::int64_t num_parameters() const;
 
@@ -82,5 +84,8 @@ class Chain {
 
 /// Cross-entropy summed over the samples, for classifiers: outputs[0] (B, classes), micro.targets[0] (B).
 at::Tensor summed_cross_entropy(const std::vector<at::Tensor>& outputs, const MicroBatch& micro);
+
+/// How many samples have their greatest score at the target, as a scalar of int64; 0 when the outputs are no class scores.
+at::Tensor num_right(const std::vector<at::Tensor>& outputs, const MicroBatch& micro);
 
 }  // namespace headroom

@@ -1,0 +1,105 @@
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <set>
+#include <string>
+#include <vector>
+
+namespace headroom {
+
+/// What the user asked for. Names and meaning are Hugging Face's where it has them; the rest is ours.
+struct TrainingArguments {
+  // Model and data.
+  std::string model = "mlp";
+  std::string model_config;            ///< "k=v,..." sizes of the model
+  std::string dataset = "fashion-mnist";
+  std::string tokenizer;               ///< a SentencePiece model for text; empty: bytes
+  bool shuffle = true;
+
+  // Batch.
+  std::int64_t per_device_train_batch_size = 0;   ///< 0: not said, which means 8, or with global_batch_size the planner's choice
+  std::string gradient_accumulation_steps = "1";  ///< a number, or a schedule per epoch such as "0:8,4:2"
+  std::int64_t global_batch_size = 0;             ///< 0: micro-batch x steps
+  bool dataloader_drop_last = false;
+
+  // Memory.
+  std::int64_t memory_budget_bytes = 0;  ///< 0: no cap
+  std::string gradient_checkpointing;    ///< empty: none; every, sqrt, log, segments=K, optimal
+  bool recompute_check = false;
+  bool fp16 = false;
+  bool bf16 = false;
+
+  // Optimization.
+  std::string optim = "adamw";
+  double learning_rate = 5e-5;
+  double weight_decay = 0.0;
+  double adam_beta1 = 0.9;
+  double adam_beta2 = 0.999;
+  double adam_epsilon = 1e-8;
+  double momentum = 0.0;
+  double max_grad_norm = 1.0;  ///< 0: no clipping
+  std::string lr_scheduler_type = "linear";
+  std::int64_t warmup_steps = 0;
+  std::int64_t scale_lr_by_batch = 0;  ///< 0: off; otherwise the batch for which learning_rate was chosen
+
+  // Length and order.
+  double num_train_epochs = 3.0;
+  std::int64_t max_steps = -1;  ///< positive: updates, whatever the epochs
+  std::int64_t seed = 42;
+  std::int64_t data_seed = -1;  ///< negative: seed
+  std::int64_t dataloader_num_workers = 0;
+
+  // What is seen and saved.
+  std::string eval_strategy = "no";  ///< no, steps, epoch; a test set, where there is one, is evaluated at the end in any case
+  std::int64_t eval_steps = 500;
+  std::int64_t logging_steps = 500;
+  std::int64_t save_steps = 0;        ///< 0: no snapshots but at an interruption
+  std::int64_t save_total_limit = 0;  ///< 0: keep all
+  std::string output_dir = "outputs";
+  std::string resume_from_checkpoint;  ///< empty: start anew; a folder, or "last"
+  std::string report_to = "jsonl";
+  bool sample = false;                 ///< print some generated text at the end, for language models
+  bool error_on_nan = false;           ///< a gradient that is not finite ends the run instead of skipping the update
+
+  // Machine.
+  std::string device = "cpu";
+  std::int64_t num_threads = 0;
+  bool disable_tqdm = false;
+  bool json = false;
+
+  /// The micro-batch that the user fixed; 0 when the planner may choose.
+  std::int64_t fixed_micro_batch() const {
+    if (per_device_train_batch_size > 0) return per_device_train_batch_size;
+    return global_batch_size > 0 ? 0 : 8;
+  }
+  std::uint64_t order_seed() const { return static_cast<std::uint64_t>(data_seed < 0 ? seed : data_seed); }
+};
+
+/// One flag, which is also one key of a configuration file.
+struct ArgumentField {
+  std::string name;
+  std::string help;
+  bool value_is_optional = false;  ///< the flag may stand alone; then it means `value_when_alone`
+  std::string value_when_alone;
+  std::function<void(TrainingArguments&, const std::string&)> set;  ///< throws ConfigError when the text does not fit
+  std::function<std::string(const TrainingArguments&)> get;
+};
+
+/// Every flag, in the order of --help.
+const std::vector<ArgumentField>& argument_fields();
+
+/// Sets one argument by name. Throws ConfigError, naming the nearest name, when there is none such.
+void set_argument(TrainingArguments& arguments, const std::string& name, const std::string& value);
+
+/// Reads a JSON object whose keys are flags. Keys in `given_on_command_line` are left alone. Throws ConfigError on a file that is missing
+/// or no JSON object, on an unknown key (naming the nearest) and on a value that does not fit. Returns the file's keys.
+std::vector<std::string> apply_config_file(TrainingArguments& arguments, const std::string& path, const std::set<std::string>& given_on_command_line);
+
+/// Checks every value and every combination of values. `given` are the names that the user set. Throws ConfigError.
+void validate(const TrainingArguments& arguments, const std::set<std::string>& given);
+
+/// Of `names`, the one with the fewest edits from `word`.
+std::string nearest_name(const std::string& word, const std::vector<std::string>& names);
+
+}  // namespace headroom

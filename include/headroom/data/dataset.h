@@ -1,0 +1,40 @@
+#pragma once
+
+#include <headroom/data/micro_batch.h>
+
+#include <c10/util/ArrayRef.h>
+
+#include <cstdint>
+#include <memory>
+#include <string>
+
+namespace headroom {
+
+/// Samples by number. Reading is const and safe from several threads.
+class Dataset {
+ public:
+  virtual ~Dataset() = default;
+
+  virtual std::int64_t size() const = 0;
+
+  /// The samples `indices` as one micro-batch, in that order.
+  virtual MicroBatch load(c10::ArrayRef<std::int64_t> indices) const = 0;
+
+  /// Items in these samples, without loading them.
+  virtual std::int64_t count_items(c10::ArrayRef<std::int64_t> indices) const { return static_cast<std::int64_t>(indices.size()); }
+};
+
+/// Images with labels from a folder in the IDX format, plain or gzip: {train|t10k}-{images-idx3|labels-idx1}-ubyte[.gz].
+/// Pixels become floats in [0, 1], (B, 1, rows, columns). The file's bytes stay as they are and outside of tensor memory; a batch is
+/// converted straight from them, with no copy between.
+/// Throws DataError naming file, offset and expectation when a file is missing, truncated, corrupt, empty or does not match the other.
+std::unique_ptr<Dataset> open_idx_images(const std::string& folder, bool train);
+
+/// Normally distributed images (channels, rows, columns) with uniform labels, the same for the same seed and index.
+std::unique_ptr<Dataset> make_synthetic_images(std::int64_t num_samples, std::int64_t channels, std::int64_t rows, std::int64_t columns,
+                                               std::int64_t num_classes, std::uint64_t seed);
+
+/// Uniformly distributed tokens: inputs (B, length) and, one place further on, targets (B, length).
+std::unique_ptr<Dataset> make_synthetic_tokens(std::int64_t num_samples, std::int64_t length, std::int64_t vocabulary, std::uint64_t seed);
+
+}  // namespace headroom

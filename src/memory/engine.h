@@ -1,0 +1,43 @@
+#pragma once
+
+#include <memory>
+
+namespace torch::autograd {
+struct SavedVariableHooks;
+}
+
+namespace headroom {
+
+/// Makes LibTorch's autograd engine one of ours, which offers saved-tensor hooks and lets go of failed graphs. Cheap to call again, and
+/// right at any time outside of a backward on another thread: graphs made before work on. False, and nothing changes, when a foreign engine
+/// is in place (Python's, for one).
+bool install_engine();
+
+/// Gives the hooks of one saved tensor each.
+class SavedTensorHookSource {
+ public:
+  virtual ~SavedTensorHookSource() = default;
+  /// Null means: save the next tensor as usual.
+  virtual std::unique_ptr<torch::autograd::SavedVariableHooks> make_hooks() = 0;
+};
+
+/// While the scope lives, tensors that autograd saves on this thread go through hooks from `source`; a null source means no hooks. Scopes
+/// nest, and the innermost counts. Throws headroom::Error when the engine cannot be installed.
+class SavedTensorHookScope {
+ public:
+  explicit SavedTensorHookScope(SavedTensorHookSource* source);
+  ~SavedTensorHookScope();
+  SavedTensorHookScope(const SavedTensorHookScope&) = delete;
+  SavedTensorHookScope& operator=(const SavedTensorHookScope&) = delete;
+
+ private:
+  SavedTensorHookSource* before_;
+};
+
+/// What saved tensors go through on this thread now; null for none.
+SavedTensorHookSource* current_hook_source();
+
+/// True inside of a backward on this thread.
+bool in_backward();
+
+}  // namespace headroom

@@ -1,0 +1,137 @@
+#include <headroom/model/chain.h>
+
+#include <headroom/core/error.h>
+
+#include <fmt/format.h>
+#include <torch/torch.h>
+
+#include <sstream>
+#include <unordered_set>
+#include <utility>
+
+namespace headroom {
+namespace {
+
+// What a module prints of itself, with the shapes of its parameters: equal texts mean equal work on equal inputs.
+std::string describe(const torch::nn::Module& module) {
+  std::ostringstream text;
+  for (const auto& part : module.modules()) {
+    part->pretty_print(text);
+    text << ' ';
+  }
+  for (const auto& parameter : module.parameters()) text << ' ' << parameter.sizes();
+  return text.str();
+}
+
+class FunctionStage final : public Stage {
+ public:
+  FunctionStage(std::string name, std::shared_ptr<torch::nn::Module> module, Chain::Forward forward, std::string kind)
+      : Stage(std::move(name)), module_(std::move(module)), forward_(std::move(forward)), kind_(std::move(kind)) {}
+
+  std::vector<at::Tensor> forward(const std::vector<at::Tensor>& inputs, const MicroBatch& micro, int /*option*/) override {
+    return forward_(inputs, micro);
+  }
+  std::shared_ptr<torch::nn::Module> module() const override { return module_; }
+  std::string kind() const override { return kind_; }
+
+ private:
+  std::shared_ptr<torch::nn::Module> module_;
+  Chain::Forward forward_;
+  std::string kind_;
+};
+
+template <typename Collect>
+std::vector<std::pair<std::string, at::Tensor>> collect_once(const std::vector<std::shared_ptr<Stage>>& stages, Collect collect) {
+  std::vector<std::pair<std::string, at::Tensor>> all;
+  std::unordered_set<const void*> seen;
+  for (const auto& stage : stages) {
+    if (!stage->module()) continue;
+    for (const auto& item : collect(*stage->module())) {
+      if (!item.value().defined() || !seen.insert(item.value().unsafeGetTensorImpl()).second) continue;
+      all.emplace_back(stage->name() + "." + item.key(), item.value());
+    }
+  }
+  return all;
+}
+
+}  // namespace
+
+Chain Chain::from_sequential(const std::shared_ptr<torch::nn::SequentialImpl>& sequential, Loss loss) {
+  Chain chain;
+  const auto children = sequential->named_children();
+  if (children.is_empty()) throw ConfigError("a chain needs at least one stage, and this Sequential has no module");
+  std::size_t index = 0;
+  for (auto it = sequential->begin(); it != sequential->end(); ++it, ++index) {
+    const bool is_last = index + 1 == children.size();
+    const std::shared_ptr<torch::nn::Module> module = it->ptr();
+    // AnyModule::forward is not const, so each stage holds its own handle to the shared module.
+    auto any = std::make_shared<torch::nn::AnyModule>(*it);
+    Forward forward = [any](const std::vector<at::Tensor>& inputs, const MicroBatch&) {
+      return std::vector<at::Tensor>{any->forward(inputs.at(0))};
+    };
+    if (is_last) {
+      forward = [body = std::move(forward), loss, module](const std::vector<at::Tensor>& inputs, const MicroBatch& micro) {
+        const std::vector<at::Tensor> outputs = body(inputs, micro);
+        std::vector<at::Tensor> results{loss(outputs, micro)};
+        if (!module->is_training()) results.push_back(num_right(outputs, micro));
+        return results;
+      };
+    }
+    chain.add(std::make_shared<FunctionStage>(children[index].key(), module, std::move(forward),
+                                              is_last ? std::string() : describe(*module)));
+  }
+  return chain;
+}
+
+Chain& Chain::add(std::shared_ptr<Stage> stage) {
+  for (const auto& other : stages_) {
+    if (other->name() == stage->name()) throw ConfigError(fmt::format("two stages are named '{}'; names must be unique", stage->name()));
+  }
+  stages_.push_back(std::move(stage));
+  return *this;
+}
+
+Chain& Chain::add(std::string name, std::shared_ptr<torch::nn::Module> module, Forward forward) {
+  return add(std::make_shared<FunctionStage>(std::move(name), std::move(module), std::move(forward), std::string()));
+}
+
+std::vector<std::pair<std::string, at::Tensor>> Chain::named_parameters() const {
+  auto all = collect_once(stages_, [](const torch::nn::Module& module) { return module.named_parameters(); });
+  all.erase(std::remove_if(all.begin(), all.end(), [](const auto& item) { return !item.second.requires_grad(); }), all.end());
+  return all;
+}
+
+std::vector<at::Tensor> Chain::parameters() const {
+  std::vector<at::Tensor> tensors;
+  for (const auto& item : named_parameters()) tensors.push_back(item.second);
+  return tensors;
+}
+
+std::vector<std::pair<std::string, at::Tensor>> Chain::named_buffers() const {
+  return collect_once(stages_, [](const torch::nn::Module& module) { return module.named_buffers(); });
+}
+
+std::int64_t Chain::num_parameters() const {
+  std::int64_t count = 0;
+  for (const auto& item : named_parameters()) count += item.second.numel();
+  return count;
+}
+
+void Chain::train(bool on) const {
+  for (const auto& stage : stages_) {
+    if (stage->module()) stage->module()->train(on);
+  }
+}
+
+at::Tensor summed_cross_entropy(const std::vector<at::Tensor>& outputs, const MicroBatch& micro) {
+  return torch::nn::functional::cross_entropy(outputs.at(0), micro.targets.at(0),
+                                              torch::nn::functional::CrossEntropyFuncOptions().reduction(torch::kSum));
+}
+
+at::Tensor num_right(const std::vector<at::Tensor>& outputs, const MicroBatch& micro) {
+  const at::Tensor& scores = outputs.at(0);  // (B, classes)
+  if (scores.dim() != 2 || micro.targets.empty()) return torch::zeros({}, torch::kLong);
+  return scores.argmax(1).eq(micro.targets[0]).sum();
+}
+
+}  // namespace headroom
