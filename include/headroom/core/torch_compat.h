@@ -17,3 +17,8 @@
 #define HEADROOM_ALLOCATE_CONST const
 #define HEADROOM_DEFINE_COPY_DATA
 #endif
+
+// at::scaled_dot_product_attention took its present form in 2.1.
+#if HEADROOM_TORCH_AT_LEAST(2, 1)
+#define HEADROOM_HAS_FUSED_ATTENTION
+#endif
