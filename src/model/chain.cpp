@@ -15,7 +15,10 @@ namespace {
 // What a module prints of itself, with the shapes of its parameters: equal texts mean equal work on equal inputs.
 std::string describe(const torch::nn::Module& module) {
   std::ostringstream text;
-  module.pretty_print(text);
+  for (const auto& part : module.modules()) {
+    part->pretty_print(text);
+    text << ' ';
+  }
   for (const auto& parameter : module.parameters()) text << ' ' << parameter.sizes();
   return text.str();
 }

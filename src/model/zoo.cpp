@@ -29,20 +29,28 @@ ModelInput image_input(const Sizes& sizes) {
   return input;
 }
 
+// Layers that run one after the other as one stage. (A Sequential cannot be a child of a Sequential: its forward is a template.)
+class LayersImpl : public nn::SequentialImpl {
+ public:
+  using nn::SequentialImpl::SequentialImpl;
+  at::Tensor forward(const at::Tensor& x) { return nn::SequentialImpl::forward(x); }
+};
+TORCH_MODULE(Layers);
+
 ZooModel make_mlp(const std::string& config) {
   const Sizes sizes = parse_sizes("mlp", config, with_image_sizes({{"hidden", 512}, {"layers", 2}}));
   const ModelInput input = image_input(sizes);
   nn::Sequential network;
   std::int64_t width = input.channels * input.rows * input.columns;
   for (std::int64_t layer = 0; layer < sizes.at("layers"); ++layer) {
-    nn::Sequential stage;
+    Layers stage;
     if (layer == 0) stage->push_back("flatten", nn::Flatten());
     stage->push_back("linear", nn::Linear(width, sizes.at("hidden")));
     stage->push_back("relu", nn::ReLU());
     network->push_back(fmt::format("hidden{}", layer), stage);
     width = sizes.at("hidden");
   }
-  nn::Sequential head;
+  Layers head;
   if (sizes.at("layers") == 0) head->push_back("flatten", nn::Flatten());
   head->push_back("linear", nn::Linear(width, input.num_classes));
   network->push_back("head", head);
@@ -54,13 +62,13 @@ nn::Conv2d convolution(std::int64_t in, std::int64_t out, std::int64_t kernel, s
 }
 
 // A spatial convolution and a 1x1 convolution, each with BatchNorm and ReLU.
-nn::Sequential nin_block(std::int64_t in, std::int64_t out, std::int64_t stride) {
-  return nn::Sequential(convolution(in, out, 3, stride, false), nn::BatchNorm2d(out), nn::ReLU(), convolution(out, out, 1, 1, false),
+Layers nin_block(std::int64_t in, std::int64_t out, std::int64_t stride) {
+  return Layers(convolution(in, out, 3, stride, false), nn::BatchNorm2d(out), nn::ReLU(), convolution(out, out, 1, 1, false),
                         nn::BatchNorm2d(out), nn::ReLU());
 }
 
-nn::Sequential pooled_classifier(std::int64_t width, std::int64_t num_classes) {
-  return nn::Sequential(nn::AdaptiveAvgPool2d(nn::AdaptiveAvgPool2dOptions(1)), nn::Flatten(), nn::Linear(width, num_classes));
+Layers pooled_classifier(std::int64_t width, std::int64_t num_classes) {
+  return Layers(nn::AdaptiveAvgPool2d(nn::AdaptiveAvgPool2dOptions(1)), nn::Flatten(), nn::Linear(width, num_classes));
 }
 
 ZooModel make_nin(const std::string& config) {

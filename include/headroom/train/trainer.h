@@ -1,0 +1,45 @@
+#pragma once
+
+#include <headroom/config/training_arguments.h>
+#include <headroom/data/dataset.h>
+#include <headroom/model/chain.h>
+#include <headroom/report/results.h>
+
+#include <functional>
+#include <memory>
+#include <string>
+
+namespace headroom {
+
+/// Trains a chain on a dataset as TrainingArguments say.
+///     headroom::Trainer trainer(arguments, chain, train_data, test_data);
+///     headroom::TrainResults results = trainer.train();
+/// The files of interface "output_dir" (train_results.json, metrics.jsonl, plan.json, snapshots) are written there.
+class Trainer {
+ public:
+  /// `eval_data` may be null. The arguments are validated: throws ConfigError.
+  Trainer(TrainingArguments arguments, Chain chain, std::shared_ptr<const Dataset> train_data, std::shared_ptr<const Dataset> eval_data = nullptr);
+  ~Trainer();
+  Trainer(const Trainer&) = delete;
+  Trainer& operator=(const Trainer&) = delete;
+
+  /// Runs the whole training. Throws BudgetError before anything is trained when the budget cannot be met.
+  TrainResults train();
+
+  /// Loss and accuracy over the evaluation data.
+  EvalResults evaluate();
+
+  /// Asks a running train() to stop after the update in progress, from another thread or a signal handler.
+  static void request_stop();
+  /// True when the last train() ended because of request_stop().
+  bool was_interrupted() const;
+
+ private:
+  struct State;
+  std::unique_ptr<State> state_;
+};
+
+/// SHA-256 over the bytes of all parameters and buffers in order: equal for runs that made the same numbers.
+std::string weights_sha256(const Chain& chain);
+
+}  // namespace headroom

@@ -1,0 +1,170 @@
+#include <headroom/execute/executor.h>
+
+#include <headroom/core/error.h>
+#include <headroom/memory/meter.h>
+
+#include "execute/stage_run.h"
+
+#include <fmt/format.h>
+#include <torch/torch.h>
+
+#include <optional>
+#include <utility>
+
+namespace headroom {
+
+// The tensors of one micro-batch on its way through the chain. Boundary l is the output of stage l; boundary 0 is the chain's input.
+struct Executor::Run {
+  Run(const Executor& owner, const MicroBatch& batch, double loss_scale)
+      : executor(owner), micro(batch), scale(loss_scale), stages(owner.chain_.size() + 1) {}
+
+  struct StageTensors {
+    std::optional<KeptStage> kept;
+    Tensors slot;      // the stage's output, when it is stored on its own
+    Tensors gradient;  // of the stage's output
+    std::optional<StageState> state;
+    std::optional<std::uint64_t> fingerprint;
+  };
+
+  Stage& stage(std::size_t number) const { return executor.chain_.stage(number - 1); }
+  std::size_t num_stages() const { return executor.chain_.size(); }
+
+  bool is_held(std::size_t boundary) const { return boundary == 0 || stages[boundary].kept || !stages[boundary].slot.empty(); }
+
+  Tensors read(std::size_t boundary) const {
+    if (boundary == 0) return micro.inputs;
+    if (stages[boundary].kept) return detached(stages[boundary].kept->outputs);
+    if (!stages[boundary].slot.empty()) return stages[boundary].slot;
+    TORCH_INTERNAL_ASSERT(head_boundary == boundary, "the plan reads boundary ", boundary, ", which is not in memory");
+    return head;
+  }
+
+  void hold(std::size_t boundary) {
+    if (!is_held(boundary)) stages[boundary].slot = read(boundary);
+  }
+
+  // The first forward of a stage records what it depends on; later ones reproduce it and leave no trace.
+  template <typename Forward>
+  auto run_forward(std::size_t number, Forward forward) {
+    const PhaseScope phase(Phase::kForward);
+    ++result.num_forwards;
+    std::optional<StageState>& state = stages[number].state;
+    if (!state) {
+      state = StageState::record(stage(number));
+      return forward();
+    }
+    ++result.num_recomputes;
+    state->check_parameters(stage(number));
+    const RecomputeScope scope(stage(number), *state);
+    return forward();
+  }
+
+  void check_values(std::size_t number, const Tensors& outputs) {
+    if (!executor.options_.check_recomputed_values) return;
+    const std::uint64_t value = fingerprint(outputs);
+    std::optional<std::uint64_t>& first = stages[number].fingerprint;
+    if (!first) first = value;
+    if (*first == value) return;
+    throw Error(ExitCode::kInternal, fmt::format("stage '{}' gave other values when it was recomputed; its forward may depend only on its "
+                                                 "inputs, its parameters and LibTorch's random generators",
+                                                 stage(number).name()));
+  }
+
+  void forward(std::size_t number) {
+    Tensors outputs = run_forward(number, [&] { return forward_discarding(stage(number), read(number - 1), micro); });
+    check_values(number, outputs);
+    head = std::move(outputs);
+    head_boundary = number;
+  }
+
+  void forward_keep(std::size_t number, int option) {
+    hold(number - 1);
+    head.clear();
+    StageTensors& tensors = stages[number];
+    tensors.kept = run_forward(number, [&] { return forward_keeping(stage(number), read(number - 1), micro, option, number > 1); });
+    check_values(number, tensors.kept->outputs);
+    if (number == num_stages()) take_loss();
+  }
+
+  void take_loss() {
+    const at::Tensor& loss = stages[num_stages()].kept->outputs.at(0);
+    if (loss.numel() != 1) {
+      throw ConfigError(fmt::format("the last stage '{}' must return the loss as a scalar, summed over the items; it has {} elements",
+                                    stage(num_stages()).name(), loss.numel()));
+    }
+    result.loss_sum = loss.item<double>();
+  }
+
+  void backward(std::size_t number) {
+    const PhaseScope phase(Phase::kBackward);
+    StageTensors& tensors = stages[number];
+    Tensors gradient = number == num_stages() ? loss_gradient(*tensors.kept, scale) : std::exchange(tensors.gradient, {});
+    KeptStage kept = std::move(*tensors.kept);
+    tensors.kept.reset();
+    stages[number - 1].gradient = backward_through(std::move(kept), std::move(gradient));
+    for (const at::Tensor& parameter : executor.stage_parameters_[number - 1]) {
+      if (parameter.grad().defined()) MemoryMeter::instance().assign_owner(parameter.grad(), Owner::kGradients);
+    }
+  }
+
+  void carry_out(const Operation& operation) {
+    const auto number = static_cast<std::size_t>(operation.stage);
+    switch (operation.kind) {
+      case OperationKind::kForward:
+        return forward(number);
+      case OperationKind::kForwardStore:
+        hold(number - 1);
+        return forward(number);
+      case OperationKind::kForwardKeep:
+        return forward_keep(number, operation.option);
+      case OperationKind::kBackward:
+        return backward(number);
+      case OperationKind::kFree:
+        return stages[number - 1].slot.clear();
+    }
+  }
+
+  const Executor& executor;
+  const MicroBatch& micro;
+  double scale;
+  MicroResult result;
+  std::vector<StageTensors> stages;  // by number; 0 is unused but for the gradient of the input
+  Tensors head;                      // the output of the forward before, which nothing else holds
+  std::size_t head_boundary = 0;
+};
+
+Executor::Executor(Chain chain, ExecutorOptions options) : chain_(std::move(chain)), options_(std::move(options)) {
+  for (std::size_t i = 0; i < chain_.size(); ++i) {
+    const auto module = chain_.stage(i).module();
+    stage_parameters_.push_back(module ? module->parameters() : std::vector<at::Tensor>{});
+  }
+}
+
+Executor::~Executor() = default;
+
+MicroResult Executor::accumulate(const MicroBatch& micro, const std::vector<Operation>& operations, double scale) {
+  const OwnerScope owner(Owner::kActivations);
+  Run run(*this, micro, scale);
+  for (std::size_t i = 0; i < operations.size(); ++i) {
+    run.carry_out(operations[i]);
+    if (options_.on_operation) options_.on_operation(i);
+  }
+  return run.result;
+}
+
+std::vector<at::Tensor> Executor::evaluate(const MicroBatch& micro) const {
+  const OwnerScope owner(Owner::kActivations);
+  Tensors values = micro.inputs;
+  for (std::size_t i = 0; i < chain_.size(); ++i) values = forward_discarding(chain_.stage(i), values, micro);
+  return values;
+}
+
+std::vector<Operation> keep_everything(std::size_t num_stages) {
+  std::vector<Operation> operations;
+  const auto last = static_cast<int>(num_stages);
+  for (int stage = 1; stage <= last; ++stage) operations.push_back({OperationKind::kForwardKeep, stage, 0, 0});
+  for (int stage = last; stage >= 1; --stage) operations.push_back({OperationKind::kBackward, stage, 0, 0});
+  return operations;
+}
+
+}  // namespace headroom

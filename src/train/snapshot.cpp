@@ -1,0 +1,229 @@
+#include "train/snapshot.h"
+
+#include <headroom/core/error.h>
+#include <headroom/core/hash.h>
+#include <headroom/core/random.h>
+
+#include <fmt/format.h>
+#include <torch/torch.h>
+
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <filesystem>
+#include <fstream>
+#include <sstream>
+#include <vector>
+
+namespace headroom {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr const char* kPrefix = "snapshot-";
+constexpr const char* kChecksums = "checksums.sha256";
+const std::array<const char*, 3> kFiles = {"weights.pt", "optimizer.pt", "position.pt"};
+
+[[noreturn]] void fail(const fs::path& path, const std::string& what) { throw SnapshotError(fmt::format("{}: {}", path.string(), what)); }
+
+std::string file_sha256(const fs::path& path) {
+  std::ifstream file(path, std::ios::binary);
+  if (!file) fail(path, "cannot be read");
+  Sha256 hash;
+  std::vector<char> piece(1 << 20);
+  while (file.read(piece.data(), static_cast<std::streamsize>(piece.size())) || file.gcount() > 0) {
+    hash.update(piece.data(), static_cast<std::size_t>(file.gcount()));
+  }
+  return hash.hex_digest();
+}
+
+// A rename is only as durable as what it names: the data goes to the disk first.
+void sync_path(const fs::path& path) {
+  const int descriptor = ::open(path.c_str(), O_RDONLY);
+  if (descriptor < 0) return;
+  const int result = ::fsync(descriptor);
+  ::close(descriptor);
+  if (result != 0) fail(path, "cannot be written to the disk");
+}
+
+std::int64_t number_of(const fs::path& path) {
+  const std::string name = path.filename().string();
+  if (name.rfind(kPrefix, 0) != 0) return -1;
+  const std::string digits = name.substr(std::string(kPrefix).size());
+  if (digits.empty() || digits.size() > 18 || digits.find_first_not_of("0123456789") != std::string::npos) return -1;
+  return std::stoll(digits);
+}
+
+std::vector<fs::path> snapshots_in(const std::string& output_dir) {
+  std::vector<fs::path> found;
+  if (!fs::is_directory(output_dir)) return found;
+  for (const auto& entry : fs::directory_iterator(output_dir)) {
+    if (entry.is_directory() && number_of(entry.path()) >= 0) found.push_back(entry.path());
+  }
+  std::sort(found.begin(), found.end(), [](const fs::path& a, const fs::path& b) { return number_of(a) < number_of(b); });
+  return found;
+}
+
+std::vector<std::pair<std::string, at::Tensor>> weights_of(const Chain& chain) {
+  auto tensors = chain.named_parameters();
+  for (auto& buffer : chain.named_buffers()) tensors.push_back(std::move(buffer));
+  return tensors;
+}
+
+void write_archives(const fs::path& folder, const Chain& chain, const torch::optim::Optimizer& optimizer, const TrainingPosition& position) {
+  torch::serialize::OutputArchive weights;
+  std::size_t index = 0;
+  for (const auto& [name, tensor] : weights_of(chain)) weights.write(fmt::format("t{}", index++), tensor.detach(), /*is_buffer=*/true);
+  weights.save_to((folder / kFiles[0]).string());
+
+  torch::serialize::OutputArchive state;
+  optimizer.save(state);
+  state.save_to((folder / kFiles[1]).string());
+
+  torch::serialize::OutputArchive place;
+  place.write("global_step", c10::IValue(position.global_step));
+  place.write("micro_batch", c10::IValue(position.micro_batch));
+  place.write("loss_sum", c10::IValue(position.loss_sum));
+  place.write("num_skipped_updates", c10::IValue(position.num_skipped_updates));
+  place.write("random_state", cpu_random_state(), /*is_buffer=*/true);
+  std::string settings;
+  for (const auto& [key, value] : position.settings) settings += key + "=" + value + "\n";
+  place.write("settings", c10::IValue(settings));
+  place.save_to((folder / kFiles[2]).string());
+}
+
+void check_files(const fs::path& folder) {
+  if (!fs::is_directory(folder)) fail(folder, "no such snapshot");
+  std::ifstream list(folder / kChecksums);
+  if (!list) fail(folder, fmt::format("has no {}: the snapshot is not whole", kChecksums));
+  std::map<std::string, std::string> expected;
+  std::string digest;
+  std::string name;
+  while (list >> digest >> name) expected[name] = digest;
+  for (const char* file : kFiles) {
+    const auto found = expected.find(file);
+    if (found == expected.end()) fail(folder / kChecksums, fmt::format("does not list {}", file));
+    if (file_sha256(folder / file) != found->second) fail(folder / file, "is corrupt: its SHA-256 is not the one it was saved with");
+  }
+}
+
+torch::serialize::InputArchive open_archive(const fs::path& path) {
+  torch::serialize::InputArchive archive;
+  try {
+    archive.load_from(path.string());
+  } catch (const c10::Error& error) {
+    fail(path, fmt::format("is not readable: {}", error.what_without_backtrace()));
+  }
+  return archive;
+}
+
+std::int64_t read_integer(torch::serialize::InputArchive& archive, const char* key) {
+  c10::IValue value;
+  archive.read(key, value);
+  return value.toInt();
+}
+
+TrainingPosition read_position(const fs::path& folder, torch::serialize::InputArchive& archive) {
+  TrainingPosition position;
+  try {
+    position.global_step = read_integer(archive, "global_step");
+    position.micro_batch = read_integer(archive, "micro_batch");
+    position.num_skipped_updates = read_integer(archive, "num_skipped_updates");
+    c10::IValue value;
+    archive.read("loss_sum", value);
+    position.loss_sum = value.toDouble();
+    archive.read("settings", value);
+    std::istringstream lines(value.toStringRef());
+    for (std::string line; std::getline(lines, line);) {
+      const std::size_t equals = line.find('=');
+      if (equals != std::string::npos) position.settings[line.substr(0, equals)] = line.substr(equals + 1);
+    }
+  } catch (const c10::Error& error) {
+    fail(folder / kFiles[2], fmt::format("lacks a field: {}", error.what_without_backtrace()));
+  }
+  return position;
+}
+
+void check_settings(const fs::path& folder, const std::map<std::string, std::string>& saved, const std::map<std::string, std::string>& now) {
+  for (const auto& [key, value] : now) {
+    const auto found = saved.find(key);
+    const std::string before = found == saved.end() ? "(absent)" : found->second;
+    if (before != value) fail(folder, fmt::format("was made with {} '{}', not '{}': it belongs to another run", key, before, value));
+  }
+}
+
+}  // namespace
+
+std::string save_snapshot(const std::string& output_dir, const Chain& chain, const torch::optim::Optimizer& optimizer,
+                          const TrainingPosition& position, std::int64_t total_limit) {
+  const fs::path folder = fs::path(output_dir) / fmt::format("{}{}", kPrefix, position.global_step);
+  const fs::path temporary = fs::path(output_dir) / fmt::format(".{}{}.tmp", kPrefix, position.global_step);
+  try {
+    fs::remove_all(temporary);
+    fs::create_directories(temporary);
+    write_archives(temporary, chain, optimizer, position);
+    std::ofstream list(temporary / kChecksums);
+    for (const char* file : kFiles) {
+      sync_path(temporary / file);
+      list << file_sha256(temporary / file) << "  " << file << "\n";
+    }
+    list.close();
+    if (!list) fail(temporary / kChecksums, "cannot be written");
+    sync_path(temporary / kChecksums);
+    fs::remove_all(folder);
+    fs::rename(temporary, folder);
+    sync_path(output_dir);
+  } catch (const std::exception& error) {
+    std::error_code ignored;
+    fs::remove_all(temporary, ignored);
+    fail(folder, fmt::format("cannot be written: {}", std::string(error.what()).substr(0, 200)));
+  }
+  std::vector<fs::path> all = snapshots_in(output_dir);
+  while (total_limit > 0 && static_cast<std::int64_t>(all.size()) > total_limit) {
+    fs::remove_all(all.front());
+    all.erase(all.begin());
+  }
+  return folder.string();
+}
+
+TrainingPosition load_snapshot(const std::string& folder_text, const Chain& chain, torch::optim::Optimizer& optimizer,
+                               const std::map<std::string, std::string>& settings) {
+  const fs::path folder = folder_text;
+  check_files(folder);
+  auto place = open_archive(folder / kFiles[2]);
+  TrainingPosition position = read_position(folder, place);
+  check_settings(folder, position.settings, settings);
+
+  auto weights = open_archive(folder / kFiles[0]);
+  auto targets = weights_of(chain);
+  std::vector<at::Tensor> values(targets.size());
+  for (std::size_t i = 0; i < targets.size(); ++i) {
+    if (!weights.try_read(fmt::format("t{}", i), values[i], /*is_buffer=*/true) || values[i].sizes() != targets[i].second.sizes()) {
+      fail(folder / kFiles[0], fmt::format("does not hold '{}' with the sizes of this model", targets[i].first));
+    }
+  }
+  auto state = open_archive(folder / kFiles[1]);
+  optimizer.load(state);
+  const torch::NoGradGuard no_grad;
+  for (std::size_t i = 0; i < targets.size(); ++i) targets[i].second.copy_(values[i]);
+  at::Tensor random_state;
+  place.read("random_state", random_state, /*is_buffer=*/true);
+  set_cpu_random_state(random_state);
+  return position;
+}
+
+std::int64_t snapshot_micro_batch(const std::string& folder) {
+  check_files(folder);
+  auto place = open_archive(fs::path(folder) / kFiles[2]);
+  return read_position(folder, place).micro_batch;
+}
+
+std::string last_snapshot(const std::string& output_dir) {
+  const auto all = snapshots_in(output_dir);
+  if (all.empty()) fail(output_dir, "holds no snapshot to resume from");
+  return all.back().string();
+}
+
+}  // namespace headroom

@@ -1,0 +1,41 @@
+#pragma once
+
+#include <headroom/model/chain.h>
+
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <string>
+
+namespace torch::optim {
+class Optimizer;
+}
+
+namespace headroom {
+
+/// Where a run stands, besides weights, optimizer and random state.
+struct TrainingPosition {
+  std::int64_t global_step = 0;
+  std::int64_t micro_batch = 0;
+  double loss_sum = 0.0;  ///< of the updates so far
+  std::int64_t num_skipped_updates = 0;
+  std::map<std::string, std::string> settings;  ///< what must be the same for a run to go on
+};
+
+/// Writes output_dir/snapshot-N so that it is there whole or not at all, and then removes the oldest beyond `total_limit` (0: keeps all).
+/// Returns its folder. Throws SnapshotError, naming the path, when it cannot be written.
+std::string save_snapshot(const std::string& output_dir, const Chain& chain, const torch::optim::Optimizer& optimizer,
+                          const TrainingPosition& position, std::int64_t total_limit);
+
+/// Restores weights, buffers, optimizer and random state. Every byte is checked against its SHA-256 first: nothing is changed when the
+/// snapshot is unreadable, corrupt or was made with other settings; then throws SnapshotError naming what is wrong.
+TrainingPosition load_snapshot(const std::string& folder, const Chain& chain, torch::optim::Optimizer& optimizer,
+                               const std::map<std::string, std::string>& settings);
+
+/// The micro-batch that a snapshot was made with, so that a resumed run can split in the same way.
+std::int64_t snapshot_micro_batch(const std::string& folder);
+
+/// The newest whole snapshot of an output folder. Throws SnapshotError when there is none.
+std::string last_snapshot(const std::string& output_dir);
+
+}  // namespace headroom

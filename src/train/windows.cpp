@@ -1,0 +1,65 @@
+#include "train/windows.h"
+
+#include <headroom/core/error.h>
+#include <headroom/data/loader.h>
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <utility>
+
+namespace headroom {
+
+std::int64_t Grouping::window_samples(std::int64_t epoch) const {
+  return global_batch > 0 ? global_batch : micro_batch * schedule.steps_at(epoch);
+}
+
+std::int64_t Grouping::num_windows(std::int64_t epoch) const {
+  const std::int64_t window = window_samples(epoch);
+  return drop_last ? num_samples / window : (num_samples + window - 1) / window;
+}
+
+std::int64_t Grouping::num_updates(double epochs) const {
+  const auto whole = static_cast<std::int64_t>(std::floor(epochs));
+  std::int64_t updates = 0;
+  for (std::int64_t epoch = 0; epoch < whole; ++epoch) updates += num_windows(epoch);
+  const double rest = epochs - static_cast<double>(whole);
+  return updates + static_cast<std::int64_t>(std::ceil(rest * static_cast<double>(num_windows(whole)) - 1e-9));
+}
+
+WindowWalk::WindowWalk(Grouping grouping) : grouping_(std::move(grouping)) {
+  if (grouping_.num_windows(0) == 0) {
+    throw ConfigError(fmt::format("--dataloader_drop_last leaves nothing to train on: {} samples are fewer than one window of {}",
+                                  grouping_.num_samples, grouping_.window_samples(0)));
+  }
+  start_epoch(0);
+}
+
+void WindowWalk::start_epoch(std::int64_t epoch) {
+  epoch_ = epoch;
+  windows_done_ = 0;
+  order_ = epoch_order(grouping_.num_samples, grouping_.shuffle, grouping_.seed, epoch);
+}
+
+std::vector<std::int64_t> WindowWalk::next() {
+  if (windows_done_ == grouping_.num_windows(epoch_)) start_epoch(epoch_ + 1);
+  const std::int64_t size = grouping_.window_samples(epoch_);
+  const std::int64_t first = windows_done_ * size;
+  const std::int64_t end = std::min(first + size, grouping_.num_samples);
+  ++windows_done_;
+  return {order_.begin() + first, order_.begin() + end};
+}
+
+void WindowWalk::seek(std::int64_t num_updates) {
+  std::int64_t epoch = 0;
+  while (num_updates > grouping_.num_windows(epoch)) num_updates -= grouping_.num_windows(epoch++);
+  start_epoch(epoch);
+  windows_done_ = num_updates;
+}
+
+double WindowWalk::epochs_done() const {
+  return static_cast<double>(epoch_) + static_cast<double>(windows_done_) / static_cast<double>(grouping_.num_windows(epoch_));
+}
+
+}  // namespace headroom

@@ -1,0 +1,52 @@
+#pragma once
+
+// Which samples make each update: the order of epochs, cut into windows, cut into micro-batches.
+
+#include <headroom/config/accumulation_schedule.h>
+
+#include <cstdint>
+#include <vector>
+
+namespace headroom {
+
+/// How samples are grouped. Exactly one of `global_batch` and `schedule` decides a window's size.
+struct Grouping {
+  std::int64_t num_samples = 0;
+  std::int64_t micro_batch = 1;    ///< most samples in memory at once
+  std::int64_t global_batch = 0;   ///< samples of a window; 0: micro_batch x schedule's steps
+  AccumulationSchedule schedule;
+  bool drop_last = false;
+  bool shuffle = true;
+  std::uint64_t seed = 0;
+
+  std::int64_t window_samples(std::int64_t epoch) const;
+  /// Windows in an epoch; 0 only when drop_last leaves none.
+  std::int64_t num_windows(std::int64_t epoch) const;
+  /// Updates of `epochs` passes over the data (a fraction is rounded up).
+  std::int64_t num_updates(double epochs) const;
+};
+
+/// Walks through the windows, epoch after epoch, without end.
+class WindowWalk {
+ public:
+  explicit WindowWalk(Grouping grouping);
+
+  /// The samples of the next update.
+  std::vector<std::int64_t> next();
+  /// Goes to the place after `num_updates` updates, as if next() had been called that often.
+  void seek(std::int64_t num_updates);
+
+  std::int64_t epoch() const { return epoch_; }  ///< of the window that next() gave last
+  /// Epochs done, as a fraction, after the window that next() gave last.
+  double epochs_done() const;
+
+ private:
+  void start_epoch(std::int64_t epoch);
+
+  Grouping grouping_;
+  std::int64_t epoch_ = 0;
+  std::int64_t windows_done_ = 0;  // in this epoch
+  std::vector<std::int64_t> order_;
+};
+
+}  // namespace headroom
