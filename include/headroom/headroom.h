@@ -18,5 +18,6 @@
 #include <headroom/optim/schedule.h>
 #include <headroom/plan/chain_solver.h>
 #include <headroom/plan/policies.h>
+#include <headroom/plan/search.h>
+#include <headroom/train/run_plan.h>
 #include <headroom/train/trainer.h>
-#include <headroom/train/training_plan.h>

@@ -86,10 +86,11 @@ bool ProfileBook::measure(std::int64_t num_samples) {
 }
 
 void ProfileBook::explore(std::int64_t num_samples) {
+  constexpr double kAlwaysAffordableSeconds = 0.5;
   for (std::int64_t size = 1; size < num_samples; size *= 2) {
     if (!measure(size)) return;
     const double update_seconds = step_seconds(measured_.at(size)) * static_cast<double>(num_samples) / static_cast<double>(size);
-    if (size >= 4 && seconds_ > update_seconds) return;
+    if (size >= 4 && seconds_ > std::max(update_seconds, kAlwaysAffordableSeconds)) return;
   }
   measure(num_samples);
 }

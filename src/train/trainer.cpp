@@ -16,7 +16,7 @@
 #include <headroom/optim/factory.h>
 #include <headroom/optim/schedule.h>
 #include <headroom/report/progress.h>
-#include <headroom/train/training_plan.h>
+#include <headroom/train/run_plan.h>
 
 #include "train/snapshot.h"
 #include "train/windows.h"
@@ -79,10 +79,11 @@ struct Trainer::State {
   std::unique_ptr<LeanOptimizer> optimizer;
   std::unique_ptr<Executor> executor;
   std::unique_ptr<MicroBatchLoader> loader;
-  TrainingPlan plan;
+  RunPlan plan;
   TrainingPosition position;
   MicroResult work;  // summed over the run
   std::int64_t num_recoveries = 0;
+  std::int64_t num_recoveries_here = 0;  // at the update in progress
   bool interrupted = false;
 
   MicroBatch load(c10::ArrayRef<std::int64_t> indices) const {
@@ -128,10 +129,12 @@ struct Trainer::State {
     return config;
   }
 
-  std::int64_t optimizer_bytes() const {
+  std::int64_t optimizer_bytes(const std::string& name) const {
     std::vector<std::vector<std::int64_t>> shapes;
-    for (const auto& [name, parameter] : named_parameters) shapes.push_back(parameter.sizes().vec());
-    return optimizer_state_bytes(optimizer_config(), shapes);
+    for (const auto& item : named_parameters) shapes.push_back(item.second.sizes().vec());
+    OptimizerConfig config = optimizer_config();
+    config.name = name;
+    return optimizer_state_bytes(config, shapes);
   }
 
   void start_optimizer() {
@@ -162,7 +165,7 @@ struct Trainer::State {
     for (std::size_t done = 0; done < samples.size();) {
       const MicroBatch micro = loader->next();
       done += static_cast<std::size_t>(micro.num_samples);
-      const MicroResult result = executor->accumulate(micro, plan.operations, 1.0 / static_cast<double>(std::max<std::int64_t>(num_items, 1)));
+      const MicroResult result = executor->accumulate(micro, plan.operations_for(micro.num_samples), 1.0 / static_cast<double>(std::max<std::int64_t>(num_items, 1)));
       loss_sum += result.loss_sum;
       work.num_forwards += result.num_forwards;
       work.num_recomputes += result.num_recomputes;
@@ -249,14 +252,18 @@ struct Trainer::State {
 
   // Runs the step; when memory runs out all the same, undoes it, plans anew for what is left and makes the same step again.
   Update step_within_budget(const std::vector<std::int64_t>& samples, LrScheduler& scheduler) {
+    num_recoveries_here = 0;
+    const Undo undo = remember();
     while (true) {
-      const Undo undo = remember();
+      std::string reason;
       try {
         return step(samples, scheduler);
       } catch (const c10::OutOfMemoryError& error) {
-        undo_step(undo);
-        plan_anew(std::string(error.what_without_backtrace()), static_cast<std::int64_t>(samples.size()));
+        reason = error.what_without_backtrace();
       }
+      // Outside of the handler: the exception itself may hold tensors.
+      undo_step(undo);
+      plan_anew(reason, static_cast<std::int64_t>(samples.size()));
     }
   }
 
@@ -268,7 +275,8 @@ struct Trainer::State {
     return load(indices);
   }
 
-  PlanningRequest planning_request() const;
+  RunPlanRequest planning_request() const;
+  std::vector<Remedy> remedies() const;
   void log_metrics(JsonLines& metrics, const Update& update, double epochs, double learning_rate, double seconds) const;
   TrainResults results(double runtime, std::int64_t num_samples, std::int64_t first_step, double epochs, const std::vector<double>& step_seconds) const;
 };
@@ -299,33 +307,65 @@ void Trainer::request_stop() { stop_requested = true; }
 
 bool Trainer::was_interrupted() const { return state_->interrupted; }
 
-PlanningRequest Trainer::State::planning_request() const {
-  PlanningRequest request;
+RunPlanRequest Trainer::State::planning_request() const {
+  RunPlanRequest request;
   request.global_batch = std::min(window_batch(), train_data->size());
   request.fixed_micro_batch = std::min(arguments.fixed_micro_batch(), request.global_batch);
-  request.max_micro_batch = request.global_batch;
   request.budget_bytes = arguments.memory_budget_bytes;
   request.policy = arguments.gradient_checkpointing;
   request.prefetches = arguments.dataloader_num_workers > 0;
-  request.pending_bytes = optimizer_bytes();
-  request.cache_file = arguments.output_dir + "/profile.json";
-  request.cache_key = fmt::format("{} {} {} {} threads {}", kVersion, arguments.model, arguments.model_config, arguments.dataset, at::get_num_threads());
+  request.optimizer_bytes = optimizer_bytes(arguments.optim);
+  request.optimizer_is_allocated = optimizer != nullptr;
+  request.remedies = remedies();
+  request.cache_folder = arguments.output_dir + "/profile";
+  request.cache_key = fmt::format("headroom {} model {} {} data {} threads {} optim {}", kVersion, arguments.model, arguments.model_config,
+                                  arguments.dataset, at::get_num_threads(), chain.num_parameters());
   request.load = [this](std::int64_t size) { return probe_batch(size); };
   return request;
 }
 
+std::vector<Remedy> Trainer::State::remedies() const {
+  std::vector<Remedy> list;
+  const std::int64_t now = optimizer_bytes(arguments.optim);
+  for (const char* name : {"adamw_8bit", "adafactor", "sgd"}) {
+    const std::int64_t other = optimizer_bytes(name);
+    if (other < now) list.push_back({fmt::format("choose --optim {}", name), now - other});
+  }
+  return list;
+}
+
+// The user's split stays as it is while it fits, because another one would change the order of sums.
 void Trainer::State::plan_anew(const std::string& reason, std::int64_t window) {
   const std::int64_t cap = MemoryMeter::instance().cap();
-  log_warning(fmt::format("update {}: memory ran out ({}); the step is undone and planned anew for {}", position.global_step + 1, reason,
-                          format_bytes(cap)));
+  if (cap == 0) throw BudgetError(fmt::format("memory ran out ({}); set --memory_budget to what this machine can give", reason));
   ++num_recoveries;
-  PlanningRequest request = planning_request();
+  RunPlanRequest request = planning_request();
   request.budget_bytes = cap;
-  request.global_batch = window;
-  request.fixed_micro_batch = 0;
-  request.max_micro_batch = std::min(plan.micro_batch, window);
-  request.pending_bytes = 0;
-  plan = plan_training(request, chain);
+  request.policy = "optimal";
+  request.global_batch = std::max(window, plan.global_batch);
+  // Twice at the same update: the prediction was too low for some reason outside of it, and a part of the budget is left free.
+  request.slack_bytes = num_recoveries_here * (cap / 50);
+  ++num_recoveries_here;
+  try {
+    plan = plan_run(request, chain);
+  } catch (const BudgetError&) {
+    if (request.fixed_micro_batch == 0) throw;
+    request.fixed_micro_batch = 0;
+    plan = plan_run(request, chain);
+  }
+  log_warning(fmt::format("update {}: memory ran out ({}); the step is undone and made again with {} x {} samples, predicted peak {} of {}",
+                          position.global_step + 1, reason, plan.num_micro_batches, plan.micro_batch, format_bytes(plan.predicted_peak_bytes),
+                          format_bytes(cap)));
+}
+
+RunPlan Trainer::plan() {
+  State& state = *state_;
+  MemoryMeter::instance().set_cap(state.arguments.memory_budget_bytes);
+  state.chain.train(true);
+  RunPlanRequest request = state.planning_request();
+  request.with_alternatives = true;
+  request.cache_folder.clear();  // a plan that is only shown leaves nothing behind
+  return plan_run(request, state.chain);
 }
 
 TrainResults Trainer::train() {
@@ -336,7 +376,7 @@ TrainResults Trainer::train() {
   MemoryMeter& meter = MemoryMeter::instance();
   meter.set_cap(arguments.memory_budget_bytes);
 
-  state.plan = plan_training(state.planning_request(), state.chain);
+  state.plan = plan_run(state.planning_request(), state.chain);
   if (!arguments.gradient_checkpointing.empty() || arguments.memory_budget_bytes > 0) {
     write_file_atomically(arguments.output_dir + "/plan.json", to_json(state.plan).dump() + "\n");
   }

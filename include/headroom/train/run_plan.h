@@ -48,7 +48,6 @@ struct RunPlan {
   std::string policy;
   Plan schedule;     ///< of the largest micro-batch
   ChainCosts costs;  ///< that it was made for
-  std::vector<std::string> option_names_of_first_kept;  ///< by stage: the name of the option that keeps it, empty when recomputed first
   double profile_seconds = 0.0;
 
   struct Alternative {
