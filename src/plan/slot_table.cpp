@@ -191,7 +191,13 @@ std::vector<std::int64_t> SlotTable::steps() const {
 }
 
 std::vector<Operation> SlotTable::extract(std::int64_t index) const {
-  return expand_schedule(numbers_.L, std::min(index, grid_.top), [this](const Interval& interval) { return decide(interval); });
+  // The smallest memory with the same time gives the same time with a lower peak.
+  const Row& whole = chain_row();
+  const std::int64_t last = std::min(index, whole.hi) - whole.lo;
+  const std::int64_t time_ns = whole.values[last];
+  const std::int64_t* const least =
+      std::partition_point(whole.values, whole.values + last, [&](std::int64_t value) { return value > time_ns; });
+  return expand_schedule(numbers_.L, whole.lo + (least - whole.values), [this](const Interval& interval) { return decide(interval); });
 }
 
 /// Finds again the choice that gave the entry its value.

@@ -101,6 +101,7 @@ TEST(ChainSolver, FrontierIsWhereTheTimeChanges) {
   const std::vector<FrontierPoint> points = solver.frontier();
   EXPECT_TRUE(solver.frontier_is_exact());
   ASSERT_EQ(points.size(), expected.size());
+  EXPECT_EQ(solver.plan(37).peak_bytes, 35);  // no more than the time asks for
   for (std::size_t i = 0; i < points.size(); ++i) {
     EXPECT_EQ(points[i].budget_bytes, expected[i].first);
     EXPECT_EQ(points[i].time_ns, expected[i].second);
