@@ -17,7 +17,38 @@ thread_local int backward_depth = 0;
 struct BackwardDepth {
   BackwardDepth() { ++backward_depth; }
   ~BackwardDepth() { --backward_depth; }
+  BackwardDepth(const BackwardDepth&) = delete;
+  BackwardDepth& operator=(const BackwardDepth&) = delete;
 };
+
+// One call of backward() on this thread.
+class BackwardCall {
+ public:
+  explicit BackwardCall(bool keeps_graph) : outer_(current), keeps_graph_(keeps_graph) { current = this; }
+  ~BackwardCall() {
+    current = outer_;
+    for (const std::weak_ptr<BackwardListener>& weak : listeners_) {
+      if (const std::shared_ptr<BackwardListener> listener = weak.lock()) listener->backward_ended();
+    }
+  }
+  BackwardCall(const BackwardCall&) = delete;
+  BackwardCall& operator=(const BackwardCall&) = delete;
+
+  bool keeps_graph() const { return keeps_graph_; }
+  void add_listener(std::weak_ptr<BackwardListener> listener) {
+    BackwardCall* call = this;
+    while (call->outer_) call = call->outer_;
+    call->listeners_.push_back(std::move(listener));
+  }
+
+  static thread_local BackwardCall* current;
+
+ private:
+  BackwardCall* outer_;
+  bool keeps_graph_;
+  std::vector<std::weak_ptr<BackwardListener>> listeners_;
+};
+thread_local BackwardCall* BackwardCall::current = nullptr;
 
 class HookEngine final : public autograd::Engine {
  public:
@@ -38,6 +69,7 @@ class HookEngine final : public autograd::Engine {
                                   bool create_graph, bool accumulate_grad, const autograd::edge_list& outputs) override {
     try {
       const BackwardDepth depth;
+      const BackwardCall call(keep_graph);
       return Engine::execute(roots, inputs, keep_graph, create_graph, accumulate_grad, outputs);
     } catch (...) {
       release_failed();
@@ -80,7 +112,11 @@ SavedTensorHookScope::~SavedTensorHookScope() { hook_source = before_; }
 
 SavedTensorHookSource* current_hook_source() { return hook_source; }
 
-bool in_backward() { return backward_depth > 0; }
+bool backward_keeps_graph() { return BackwardCall::current && BackwardCall::current->keeps_graph(); }
+
+void tell_when_backward_ends(std::weak_ptr<BackwardListener> listener) {
+  if (BackwardCall::current) BackwardCall::current->add_listener(std::move(listener));
+}
 
 void release_failed_backward() {
   if (install_engine()) HookEngine::instance().release_failed();

@@ -37,7 +37,17 @@ class SavedTensorHookScope {
 /// What saved tensors go through on this thread now; null for none.
 SavedTensorHookSource* current_hook_source();
 
-/// True inside of a backward on this thread.
-bool in_backward();
+/// True inside of a backward that was called on this thread with retain_graph or create_graph: what is unpacked may be unpacked again.
+bool backward_keeps_graph();
+
+/// Is told when a backward has ended, well or not.
+class BackwardListener {
+ public:
+  virtual ~BackwardListener() = default;
+  virtual void backward_ended() noexcept = 0;
+};
+
+/// `listener` is told once, when the outermost backward that was called on this thread ends. Does nothing outside of one.
+void tell_when_backward_ends(std::weak_ptr<BackwardListener> listener);
 
 }  // namespace headroom

@@ -92,6 +92,11 @@ class MeteredAllocator final : public c10::Allocator {
     pool_.trim(use_.live_bytes);
   }
 
+  std::uint64_t num_allocations() const {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    return num_allocations_;
+  }
+
   Phase enter(Phase phase) {
     const std::lock_guard<std::mutex> lock(mutex_);
     const Phase before = phase_;
@@ -130,6 +135,7 @@ class MeteredAllocator final : public c10::Allocator {
           fmt::format("the system refused {} bytes with {} bytes of tensors live; a smaller batch needs less", num_bytes, live_bytes), "");
     }
     block->requested_bytes = bytes;
+    block->allocation_number = ++num_allocations_;
     block->owner = static_cast<std::uint8_t>(thread_owner);
     use_.live_bytes += bytes;
     raise(use_.peak_bytes, use_.live_bytes);
@@ -148,9 +154,17 @@ class MeteredAllocator final : public c10::Allocator {
   mutable std::mutex mutex_;
   MemoryUse use_;
   std::int64_t cap_bytes_ = 0;
+  std::uint64_t num_allocations_ = 0;
   Phase phase_ = Phase::kIdle;
   BlockPool pool_;
 };
+
+// Start of the tensor's storage; null when the meter did not allocate it.
+void* metered_data(const at::Tensor& tensor) {
+  if (!tensor.defined() || !tensor.has_storage()) return nullptr;
+  const c10::DataPtr& data = tensor.storage().data_ptr();
+  return data.get_deleter() == &MeteredAllocator::give ? data.get_context() : nullptr;
+}
 
 std::int64_t status_bytes(const char* key) {
   std::ifstream status("/proc/self/status");
@@ -198,15 +212,19 @@ std::int64_t MemoryMeter::cap() const { return MeteredAllocator::instance().cap(
 void MemoryMeter::trim() { MeteredAllocator::instance().trim(); }
 
 void MemoryMeter::assign_owner(const at::Tensor& tensor, Owner owner) {
-  if (!tensor.defined() || !tensor.has_storage()) return;
-  const c10::DataPtr& data = tensor.storage().data_ptr();
-  if (data.get_deleter() == &MeteredAllocator::give && data.get_context()) {
-    MeteredAllocator::instance().assign_owner(data.get_context(), owner);
-  }
+  if (void* data = metered_data(tensor)) MeteredAllocator::instance().assign_owner(data, owner);
+}
+
+std::uint64_t MemoryMeter::num_allocations() const { return MeteredAllocator::instance().num_allocations(); }
+
+std::uint64_t MemoryMeter::allocation_number(const at::Tensor& tensor) const {
+  void* data = metered_data(tensor);
+  return data ? Block::of(data)->allocation_number : 0;
 }
 
 OwnerScope::OwnerScope(Owner owner) : before_(thread_owner) { thread_owner = owner; }
 OwnerScope::~OwnerScope() { thread_owner = before_; }
+Owner current_owner() { return thread_owner; }
 
 PhaseScope::PhaseScope(Phase phase) : before_(MeteredAllocator::instance().enter(phase)) {}
 PhaseScope::~PhaseScope() { MeteredAllocator::instance().enter(before_); }

@@ -14,6 +14,7 @@ struct alignas(64) Block {
   Block* next_free;
   Block* previous_free;
   std::int64_t requested_bytes;
+  std::uint64_t allocation_number;
   std::uint8_t owner;
   bool is_free;
   bool is_clean;  ///< free, and no page inside is resident (the header's own page aside)

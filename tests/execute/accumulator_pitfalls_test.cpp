@@ -200,15 +200,17 @@ TEST_F(AccumulationPitfall, EveryMicroBatchAllReduces) {
 
 TEST_F(AccumulationPitfall, HalfPrecisionAccumulationDrifts) {
   for (const auto type : {torch::kBFloat16, torch::kHalf}) {
-    // 4096 times 1: in bf16 a running sum stops at 256, in fp16 at 2048.
-    const at::Tensor w = torch::zeros({4}, torch::TensorOptions(type).requires_grad(true));
-    torch::optim::SGD optimizer({w}, torch::optim::SGDOptions(1.0));
-    GradientAccumulator accumulator(optimizer, 4096);
-    for (int i = 0; i < 4095; ++i) ASSERT_FALSE(accumulator.backward(w.sum(), 1));
-    EXPECT_FALSE(w.grad().defined());  // kept in fp32, beside
-    EXPECT_TRUE(accumulator.backward(w.sum(), 1));
-    EXPECT_TRUE(w.eq(-1).all().item<bool>()) << type << ": " << w[0].item<float>();
-    EXPECT_DOUBLE_EQ(accumulator.last_window().grad_norm, 2);
+    for (const auto loss_type : {type, torch::kFloat}) {
+      // 4096 times 1: in bf16 a running sum stops at 256, in fp16 at 2048.
+      const at::Tensor w = torch::zeros({4}, torch::TensorOptions(type).requires_grad(true));
+      torch::optim::SGD optimizer({w}, torch::optim::SGDOptions(1.0));
+      GradientAccumulator accumulator(optimizer, 4096);
+      for (int i = 0; i < 4095; ++i) ASSERT_FALSE(accumulator.backward(w.to(loss_type).sum(), 1));
+      EXPECT_FALSE(w.grad().defined());  // kept in fp32, beside
+      EXPECT_TRUE(accumulator.backward(w.to(loss_type).sum(), 1));
+      EXPECT_TRUE(w.eq(-1).all().item<bool>()) << type << ": " << w[0].item<float>();
+      EXPECT_DOUBLE_EQ(accumulator.last_window().grad_norm, 2);
+    }
   }
 }
 

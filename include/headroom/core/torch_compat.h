@@ -17,3 +17,29 @@
 #define HEADROOM_ALLOCATE_CONST const
 #define HEADROOM_DEFINE_COPY_DATA
 #endif
+
+// at::scaled_dot_product_attention took its present form in 2.1.
+#if HEADROOM_TORCH_AT_LEAST(2, 1)
+#define HEADROOM_HAS_FUSED_ATTENTION
+#endif
+
+// at::autocast asks for a device from 2.4 on; before, each device had functions of its own. (Users include ATen/autocast_mode.h.)
+#if HEADROOM_TORCH_AT_LEAST(2, 4)
+#define HEADROOM_AUTOCAST_CPU_ENABLED() at::autocast::is_autocast_enabled(at::kCPU)
+#define HEADROOM_AUTOCAST_SET_CPU_ENABLED(on) at::autocast::set_autocast_enabled(at::kCPU, on)
+#define HEADROOM_AUTOCAST_CPU_DTYPE() at::autocast::get_autocast_dtype(at::kCPU)
+#define HEADROOM_AUTOCAST_SET_CPU_DTYPE(dtype) at::autocast::set_autocast_dtype(at::kCPU, dtype)
+#define HEADROOM_AUTOCAST_CUDA_ENABLED() at::autocast::is_autocast_enabled(at::kCUDA)
+#define HEADROOM_AUTOCAST_SET_CUDA_ENABLED(on) at::autocast::set_autocast_enabled(at::kCUDA, on)
+#define HEADROOM_AUTOCAST_CUDA_DTYPE() at::autocast::get_autocast_dtype(at::kCUDA)
+#define HEADROOM_AUTOCAST_SET_CUDA_DTYPE(dtype) at::autocast::set_autocast_dtype(at::kCUDA, dtype)
+#else
+#define HEADROOM_AUTOCAST_CPU_ENABLED() at::autocast::is_cpu_enabled()
+#define HEADROOM_AUTOCAST_SET_CPU_ENABLED(on) at::autocast::set_cpu_enabled(on)
+#define HEADROOM_AUTOCAST_CPU_DTYPE() at::autocast::get_autocast_cpu_dtype()
+#define HEADROOM_AUTOCAST_SET_CPU_DTYPE(dtype) at::autocast::set_autocast_cpu_dtype(dtype)
+#define HEADROOM_AUTOCAST_CUDA_ENABLED() at::autocast::is_enabled()
+#define HEADROOM_AUTOCAST_SET_CUDA_ENABLED(on) at::autocast::set_enabled(on)
+#define HEADROOM_AUTOCAST_CUDA_DTYPE() at::autocast::get_autocast_gpu_dtype()
+#define HEADROOM_AUTOCAST_SET_CUDA_DTYPE(dtype) at::autocast::set_autocast_gpu_dtype(dtype)
+#endif

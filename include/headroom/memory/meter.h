@@ -68,6 +68,12 @@ class MemoryMeter {
   /// that the meter did not allocate.
   void assign_owner(const at::Tensor& tensor, Owner owner);
 
+  /// Allocations are numbered from 1. The number of the latest one.
+  std::uint64_t num_allocations() const;
+  /// The number of the allocation behind a tensor's storage: unlike an address it is never used twice, and it tells which of two storages
+  /// is older. 0 when the meter did not allocate it.
+  std::uint64_t allocation_number(const at::Tensor& tensor) const;
+
   /// Gives all pooled free blocks back to the system. From then on the pool follows the peak since this call.
   void trim();
 
@@ -89,6 +95,9 @@ class OwnerScope {
  private:
   Owner before_;
 };
+
+/// To whom allocations of this thread belong now.
+Owner current_owner();
 
 /// The process is in `phase` while the scope lives.
 class PhaseScope {
