@@ -21,6 +21,8 @@ namespace {
 
 /// Additions below which a finer grid costs no noticeable time.
 constexpr double kCheapWork = 2e7;
+/// Additions that a rounded solution may cost: some seconds.
+constexpr double kMostWork = 8e9;
 
 ChainCosts validated(ChainCosts chain) {
   validate(chain);
@@ -75,7 +77,7 @@ struct ChainSolver::State {
   bool small_enough(std::int64_t slot_bytes, std::int64_t budget_bytes) const {
     const Size size = table_size(slot_bytes, budget_bytes);
     if (size.entries * sizeof(std::int64_t) > static_cast<double>(options.max_table_bytes)) return false;
-    return budget_bytes / slot_bytes <= options.max_slots || size.work <= kCheapWork;
+    return budget_bytes / slot_bytes <= options.max_slots || size.work <= static_cast<double>(options.max_lossless_work);
   }
 
   /// A grid on which nothing is lost, if there is one of reasonable size. `every_budget`: for all budgets up to this one, not it alone.
@@ -89,9 +91,13 @@ struct ChainSolver::State {
 
   Grid rounding_grid(std::int64_t budget_bytes, bool round_up) const {
     std::int64_t slot = std::max<std::int64_t>(budget_bytes / std::max<std::int64_t>(options.max_slots, 1), 1);
-    while (slot > 1 && table_size(slot / 2, budget_bytes).work <= kCheapWork) slot /= 2;
+    const double cheap = std::min(kCheapWork, static_cast<double>(options.max_lossless_work));
+    while (slot > 1 && table_size(slot / 2, budget_bytes).work <= cheap) slot /= 2;
     const double limit = static_cast<double>(options.max_table_bytes) / sizeof(std::int64_t);
-    while (slot < budget_bytes && table_size(slot, budget_bytes).entries > limit) slot *= 2;
+    for (Size size = table_size(slot, budget_bytes); slot < budget_bytes && (size.entries > limit || size.work > kMostWork);) {
+      slot *= 2;
+      size = table_size(slot, budget_bytes);
+    }
     return Grid{slot, budget_bytes % slot, budget_bytes / slot, round_up};
   }
 
@@ -213,6 +219,7 @@ Plan ChainSolver::plan(std::int64_t budget_bytes) {
   if (const SlotTable* table = state_->lossless_table(budget_bytes, false)) {
     return state_->checked_plan(table->extract(table->grid().index_of_budget(budget_bytes)), budget_bytes);
   }
+  state_->table.reset();  // makes room for the two that follow
   return state_->rounded_plan(budget_bytes);
 }
 
@@ -226,6 +233,7 @@ std::vector<FrontierPoint> ChainSolver::frontier() {
     }
     return points;
   }
+  state_->table.reset();
   const SlotTable up = state_->make_table(state_->rounding_grid(ample, true));
   const auto add = [&](const Plan& plan) {
     if (points.empty() || plan.time_ns < points.back().time_ns) points.push_back({plan.peak_bytes, plan.time_ns, plan.peak_bytes});
