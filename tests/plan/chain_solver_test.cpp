@@ -256,6 +256,33 @@ TEST(ChainSolver, RoundingIsBracketed) {
   EXPECT_GT(num_gaps, 50);
 }
 
+TEST(ChainSolver, OddTransientsLoseNothingWhereWhatIsKeptIsEven) {
+  std::mt19937_64 random(10);
+  for (int i = 0; i < 60; ++i) {
+    ChainCosts chain = random_chain(random, {9, 3, 0, 12, 20});
+    const auto odd = [&] { return static_cast<std::int64_t>(random() % 3000); };
+    for (StageCosts& s : chain.stages) {
+      for (std::int64_t* value : {&s.output_bytes, &s.param_grad_bytes}) *value *= 1000;
+      s.grad_bytes = s.grad_bytes * 1000 + odd();
+      s.forward_transient_bytes += odd();
+      for (StageOption& o : s.options) {
+        o.kept_bytes *= 1000;
+        o.forward_transient_bytes += odd();
+        o.backward_transient_bytes += odd();
+      }
+    }
+    ChainSolver bytewise(chain, {std::int64_t{1} << 40, 0, std::int64_t{1} << 30, true, true});
+    ChainSolver slotted(chain, {1000, 0, std::int64_t{1} << 30, true, true});  // too few slots for single bytes
+    const std::int64_t floor = bytewise.smallest_budget_bytes(), range = bytewise.ample_budget_bytes() - floor + 1;
+    for (int k = 0; k < 6; ++k) {
+      const std::int64_t budget = floor + static_cast<std::int64_t>(random() % static_cast<std::uint64_t>(range));
+      const Plan plan = slotted.plan(budget);
+      EXPECT_EQ(plan.certified_gap_ns, 0);
+      EXPECT_EQ(plan.time_ns, bytewise.plan(budget).time_ns);
+    }
+  }
+}
+
 TEST(ChainSolver, SurvivesTheLargestSizes) {
   std::mt19937_64 random(8);
   for (int i = 0; i < 30; ++i) {
