@@ -2,6 +2,7 @@
 
 #include <headroom/core/error.h>
 #include <headroom/memory/meter.h>
+#include <headroom/ops/convert.h>
 
 #include <torch/csrc/autograd/saved_variable_hooks.h>
 #include <torch/csrc/autograd/variable.h>
@@ -47,10 +48,10 @@ class AsItIs final : public Stored {
   std::int64_t version_;
 };
 
-class Bf16 final : public Stored {
+class InHalf final : public Stored {
  public:
-  explicit Bf16(const at::Tensor& tensor) : dtype_(tensor.scalar_type()), half_(tensor.detach().to(at::kBFloat16)) {}
-  at::Tensor restore() const override { return half_.to(dtype_); }
+  InHalf(at::ScalarType dtype, at::Tensor half) : dtype_(dtype), half_(std::move(half)) {}
+  at::Tensor restore() const override { return convert(half_, dtype_); }
   std::int64_t num_bytes() const override { return static_cast<std::int64_t>(half_.nbytes()); }
 
  private:
@@ -118,6 +119,12 @@ class KeepAsScope::Source final : public SavedTensorHookSource {
         this, [](void* source, const at::Tensor& tensor) { return static_cast<Source*>(source)->store(tensor); });
   }
 
+  void already_stored(const at::Tensor& tensor, const at::Tensor& half) {
+    auto stored = std::make_shared<InHalf>(tensor.scalar_type(), half);
+    stored_[key_of(tensor, MemoryMeter::instance().allocation_number(tensor))] = stored;
+    known_.push_back(std::move(stored));
+  }
+
   std::int64_t original_bytes = 0, stored_bytes = 0;
 
  private:
@@ -126,7 +133,7 @@ class KeepAsScope::Source final : public SavedTensorHookSource {
 
   bool is_kept_anyway(const at::Tensor& tensor) const {
     if (tensor.nbytes() < kSmallBytes || tensor.layout() != at::kStrided || !tensor.has_storage()) return true;
-    if (format_ == KeepAs::kBf16 && tensor.scalar_type() != at::kFloat && tensor.scalar_type() != at::kDouble) return true;
+    if (format_ != KeepAs::kDisk && tensor.scalar_type() != at::kFloat && tensor.scalar_type() != at::kDouble) return true;
     // A parameter, or a view of one such as weight.t(), which is no leaf itself.
     const at::TensorBase& base = tensor.is_view() ? tensor._base() : static_cast<const at::TensorBase&>(tensor);
     if (base.is_leaf() && base.requires_grad()) return true;
@@ -137,19 +144,23 @@ class KeepAsScope::Source final : public SavedTensorHookSource {
     if (is_kept_anyway(tensor)) return std::make_shared<AsItIs>(tensor);
     const std::uint64_t allocation = MemoryMeter::instance().allocation_number(tensor);
     if (allocation == 0) return transform(tensor);
-    const Key key(allocation, tensor._version(), tensor.storage_offset(), tensor.sizes().vec(), tensor.strides().vec(), tensor.scalar_type());
-    std::weak_ptr<const Stored>& known = stored_[key];
+    std::weak_ptr<const Stored>& known = stored_[key_of(tensor, allocation)];
     std::shared_ptr<const Stored> stored = known.lock();
     if (!stored) known = stored = transform(tensor);
     return stored;
   }
 
+  static Key key_of(const at::Tensor& tensor, std::uint64_t allocation) {
+    return Key(allocation, tensor._version(), tensor.storage_offset(), tensor.sizes().vec(), tensor.strides().vec(), tensor.scalar_type());
+  }
+
   std::shared_ptr<const Stored> transform(const at::Tensor& tensor) {
     std::shared_ptr<const Stored> stored;
-    if (format_ == KeepAs::kBf16) {
-      stored = std::make_shared<Bf16>(tensor);
-    } else {
+    if (format_ == KeepAs::kDisk) {
       stored = std::make_shared<OnDisk>(tensor, file_);
+    } else {
+      const at::ScalarType type = format_ == KeepAs::kFp16 ? at::kHalf : at::kBFloat16;
+      stored = std::make_shared<InHalf>(tensor.scalar_type(), convert(tensor.detach(), type));
     }
     original_bytes += static_cast<std::int64_t>(tensor.nbytes());
     stored_bytes += stored->num_bytes();
@@ -160,6 +171,7 @@ class KeepAsScope::Source final : public SavedTensorHookSource {
   std::uint64_t newest_old_allocation_;
   std::shared_ptr<SpillFile> file_;
   std::map<Key, std::weak_ptr<const Stored>> stored_;
+  std::vector<std::shared_ptr<const Stored>> known_;  // keeps those alive that were there before
 };
 
 struct KeepAsScope::State {
@@ -170,6 +182,7 @@ struct KeepAsScope::State {
 
 KeepAsScope::KeepAsScope(KeepAs format, const std::string& folder) : state_(std::make_unique<State>(format, folder)) {}
 KeepAsScope::~KeepAsScope() = default;
+void KeepAsScope::already_stored(const at::Tensor& tensor, const at::Tensor& half) { state_->source.already_stored(tensor, half); }
 std::int64_t KeepAsScope::original_bytes() const { return state_->source.original_bytes; }
 std::int64_t KeepAsScope::stored_bytes() const { return state_->source.stored_bytes; }
 
