@@ -87,7 +87,7 @@ std::vector<ArgumentField> make_fields() {
       text_field("dataset", &A::dataset, "fashion-mnist, synthetic, an IDX folder, a text file, or a .bin of uint16 tokens"),
       text_field("tokenizer", &A::tokenizer, "a SentencePiece model for text files; without it a token is a byte"),
       switch_field("shuffle", &A::shuffle, "a new order in each epoch, by data_seed"),
-      integer_field("per_device_train_batch_size", &A::per_device_train_batch_size, "micro-batch: samples in memory at once"),
+      integer_field("per_device_train_batch_size", &A::per_device_train_batch_size, "micro-batch: samples in memory at once; 0: 8, or the planner's choice with global_batch_size"),
       text_field("gradient_accumulation_steps", &A::gradient_accumulation_steps, "micro-batches per update, or a schedule per epoch: 0:8,4:2"),
       integer_field("global_batch_size", &A::global_batch_size, "samples per update over all ranks, instead of the two above; 0: their product"),
       switch_field("dataloader_drop_last", &A::dataloader_drop_last, "drop the last window of an epoch when it is not full"),
@@ -198,12 +198,14 @@ void set_argument(TrainingArguments& arguments, const std::string& name, const s
   found->set(arguments, value);
 }
 
-void apply_config_file(TrainingArguments& arguments, const std::string& path, const std::set<std::string>& given_on_command_line) {
+std::vector<std::string> apply_config_file(TrainingArguments& arguments, const std::string& path, const std::set<std::string>& given_on_command_line) {
   std::ifstream file(path);
   if (!file) throw ConfigError(fmt::format("configuration file '{}' cannot be read", path));
   const nlohmann::json json = nlohmann::json::parse(file, nullptr, /*allow_exceptions=*/false);
   if (json.is_discarded() || !json.is_object()) throw ConfigError(fmt::format("configuration file '{}' is not a JSON object", path));
+  std::vector<std::string> keys;
   for (const auto& [key, value] : json.items()) {
+    keys.push_back(key);
     if (value.is_object() || value.is_array() || value.is_null()) {
       throw ConfigError(fmt::format("configuration file '{}': the value of '{}' must be a text, a number or true/false", path, key));
     }
@@ -211,10 +213,12 @@ void apply_config_file(TrainingArguments& arguments, const std::string& path, co
     TrainingArguments& target = given_on_command_line.count(key) != 0 ? scratch : arguments;
     set_argument(target, key, value.is_string() ? value.get<std::string>() : value.dump());
   }
+  return keys;
 }
 
 void validate(const TrainingArguments& arguments, const std::set<std::string>& given) {
-  require_positive("per_device_train_batch_size", arguments.per_device_train_batch_size);
+  if (given.count("per_device_train_batch_size") != 0) require_positive("per_device_train_batch_size", arguments.per_device_train_batch_size);
+  require_not_negative("per_device_train_batch_size", static_cast<double>(arguments.per_device_train_batch_size));
   require_not_negative("global_batch_size", static_cast<double>(arguments.global_batch_size));
   require_positive("logging_steps", arguments.logging_steps);
   require_positive("eval_steps", arguments.eval_steps);
@@ -248,8 +252,7 @@ void validate(const TrainingArguments& arguments, const std::set<std::string>& g
   if (arguments.global_batch_size > 0 && given.count("gradient_accumulation_steps") != 0) {
     throw ConfigError("--global_batch_size and --gradient_accumulation_steps both say how many samples make an update: give one of them");
   }
-  if (arguments.global_batch_size > 0 && given.count("per_device_train_batch_size") != 0 &&
-      arguments.per_device_train_batch_size > arguments.global_batch_size) {
+  if (arguments.global_batch_size > 0 && arguments.per_device_train_batch_size > arguments.global_batch_size) {
     throw ConfigError(fmt::format("--per_device_train_batch_size {} is above --global_batch_size {}", arguments.per_device_train_batch_size,
                                   arguments.global_batch_size));
   }

@@ -1,6 +1,8 @@
 #include "execute/stage_run.h"
 
 #include <headroom/core/error.h>
+#include <headroom/memory/meter.h>
+#include <headroom/ops/direct_gradient.h>
 
 #include <fmt/format.h>
 #include <torch/torch.h>
@@ -10,6 +12,14 @@
 #include <utility>
 
 namespace headroom {
+namespace {
+
+at::Tensor make_gradient(const at::Tensor& parameter) {
+  const OwnerScope owner(Owner::kGradients);
+  return torch::empty_like(parameter, at::MemoryFormat::Contiguous);
+}
+
+}  // namespace
 
 Tensors forward_discarding(Stage& stage, const Tensors& inputs, const MicroBatch& micro) {
   const torch::NoGradGuard no_grad;
@@ -48,7 +58,10 @@ Tensors backward_through(KeptStage kept, Tensors output_gradients) {
   }
   kept.outputs.clear();
   output_gradients.clear();
-  if (!roots.empty()) torch::autograd::backward(roots, seeds);
+  if (!roots.empty()) {
+    const DirectGradientScope direct(make_gradient);
+    torch::autograd::backward(roots, seeds);
+  }
   Tensors input_gradients;
   input_gradients.reserve(kept.inputs.size());
   for (const at::Tensor& input : kept.inputs) {

@@ -2,6 +2,8 @@
 
 #include <headroom/config/training_arguments.h>
 #include <headroom/core/error.h>
+#include <headroom/model/gpt.h>
+#include <headroom/ops/linear.h>
 
 #include <fmt/format.h>
 #include <torch/torch.h>
@@ -37,23 +39,38 @@ class LayersImpl : public nn::SequentialImpl {
 };
 TORCH_MODULE(Layers);
 
+// Flattens what it is given, then a linear layer that writes its gradients directly, then a ReLU in place unless it is the last one.
+class DenseImpl : public nn::Module {
+ public:
+  DenseImpl(std::int64_t in, std::int64_t out, bool relu) : nn::Module(relu ? "DenseRelu" : "Dense"), relu_(relu) {
+    // The initial values are nn::Linear's.
+    const nn::Linear linear(in, out);
+    weight_ = register_parameter("weight", linear->weight.detach());
+    bias_ = register_parameter("bias", linear->bias.detach());
+  }
+
+  at::Tensor forward(const at::Tensor& x) {
+    at::Tensor y = linear(x.flatten(1), weight_, bias_);
+    return relu_ ? y.relu_() : y;
+  }
+
+ private:
+  bool relu_;
+  at::Tensor weight_;
+  at::Tensor bias_;
+};
+TORCH_MODULE(Dense);
+
 ZooModel make_mlp(const std::string& config) {
   const Sizes sizes = parse_sizes("mlp", config, with_image_sizes({{"hidden", 512}, {"layers", 2}}));
   const ModelInput input = image_input(sizes);
   nn::Sequential network;
   std::int64_t width = input.channels * input.rows * input.columns;
   for (std::int64_t layer = 0; layer < sizes.at("layers"); ++layer) {
-    Layers stage;
-    if (layer == 0) stage->push_back("flatten", nn::Flatten());
-    stage->push_back("linear", nn::Linear(width, sizes.at("hidden")));
-    stage->push_back("relu", nn::ReLU());
-    network->push_back(fmt::format("hidden{}", layer), stage);
+    network->push_back(fmt::format("hidden{}", layer), Dense(width, sizes.at("hidden"), true));
     width = sizes.at("hidden");
   }
-  Layers head;
-  if (sizes.at("layers") == 0) head->push_back("flatten", nn::Flatten());
-  head->push_back("linear", nn::Linear(width, input.num_classes));
-  network->push_back("head", head);
+  network->push_back("head", Dense(width, input.num_classes, false));
   return {Chain::from_sequential(network.ptr(), summed_cross_entropy), input};
 }
 
@@ -124,9 +141,25 @@ ZooModel make_resnet(const std::string& config) {
   return {Chain::from_sequential(network.ptr(), summed_cross_entropy), input};
 }
 
-const std::map<std::string, std::function<ZooModel(const std::string&)>>& makers() {
-  static const std::map<std::string, std::function<ZooModel(const std::string&)>> table = {
-      {"mlp", make_mlp}, {"nin", make_nin}, {"resnet", make_resnet}};
+ZooModel make_zoo_gpt(const std::string& name, const std::string& text) {
+  const GptConfig config = gpt_config(name, text);
+  ModelInput input;
+  input.kind = ModelInput::Kind::kTokens;
+  input.length = config.block_size;
+  input.vocabulary = config.vocab_size;
+  return {make_gpt(config), input};
+}
+
+using Makers = std::map<std::string, std::function<ZooModel(const std::string&)>>;
+
+const Makers& makers() {
+  static const Makers table = [] {
+    Makers all{{"mlp", make_mlp}, {"nin", make_nin}, {"resnet", make_resnet}};
+    for (const std::string& name : gpt_names()) {
+      all[name] = [name](const std::string& config) { return make_zoo_gpt(name, config); };
+    }
+    return all;
+  }();
   return table;
 }
 

@@ -200,15 +200,17 @@ TEST_F(AccumulationPitfall, EveryMicroBatchAllReduces) {
 
 TEST_F(AccumulationPitfall, HalfPrecisionAccumulationDrifts) {
   for (const auto type : {torch::kBFloat16, torch::kHalf}) {
-    // 4096 times 1: in bf16 a running sum stops at 256, in fp16 at 2048.
-    const at::Tensor w = torch::zeros({4}, torch::TensorOptions(type).requires_grad(true));
-    torch::optim::SGD optimizer({w}, torch::optim::SGDOptions(1.0));
-    GradientAccumulator accumulator(optimizer, 4096);
-    for (int i = 0; i < 4095; ++i) ASSERT_FALSE(accumulator.backward(w.sum(), 1));
-    EXPECT_FALSE(w.grad().defined());  // kept in fp32, beside
-    EXPECT_TRUE(accumulator.backward(w.sum(), 1));
-    EXPECT_TRUE(w.eq(-1).all().item<bool>()) << type << ": " << w[0].item<float>();
-    EXPECT_DOUBLE_EQ(accumulator.last_window().grad_norm, 2);
+    for (const auto loss_type : {type, torch::kFloat}) {
+      // 4096 times 1: in bf16 a running sum stops at 256, in fp16 at 2048.
+      const at::Tensor w = torch::zeros({4}, torch::TensorOptions(type).requires_grad(true));
+      torch::optim::SGD optimizer({w}, torch::optim::SGDOptions(1.0));
+      GradientAccumulator accumulator(optimizer, 4096);
+      for (int i = 0; i < 4095; ++i) ASSERT_FALSE(accumulator.backward(w.to(loss_type).sum(), 1));
+      EXPECT_FALSE(w.grad().defined());  // kept in fp32, beside
+      EXPECT_TRUE(accumulator.backward(w.to(loss_type).sum(), 1));
+      EXPECT_TRUE(w.eq(-1).all().item<bool>()) << type << ": " << w[0].item<float>();
+      EXPECT_DOUBLE_EQ(accumulator.last_window().grad_norm, 2);
+    }
   }
 }
 
@@ -251,6 +253,33 @@ TEST_F(AccumulationPitfall, WrapperCopiesGradients) {
   accumulator.flush();
   EXPECT_LT(meter.peak_bytes() - before, gradient_bytes + 4096) << "the update copied a gradient";
   EXPECT_LE(meter.live_bytes() - before, 64);
+}
+
+TEST_F(AccumulationPitfall, OutOfMemoryLosesTheWindowOrItsBytes) {
+  MemoryMeter& meter = MemoryMeter::instance();
+  auto big = torch::nn::Linear(256, 256);
+  const at::Tensor x = torch::randn({64, 256});
+  torch::optim::SGD optimizer(big->parameters(), torch::optim::SGDOptions(0.1));
+  GradientAccumulator accumulator(optimizer, 2);
+  const at::Tensor before = big->weight.detach().clone();
+  const std::int64_t live_bytes = meter.live_bytes();
+  const auto micro_batch = [&] { return big(x).tanh().pow(2).mean(); };
+
+  accumulator.backward(micro_batch(), 64);
+  {
+    const at::Tensor loss = micro_batch();
+    meter.set_cap(meter.live_bytes() + 1024);
+    EXPECT_THROW(accumulator.backward(loss, 64), c10::Error);
+    meter.set_cap(0);
+  }
+  accumulator.discard();
+  EXPECT_EQ(meter.live_bytes(), live_bytes);
+  EXPECT_TRUE(big->weight.equal(before));
+
+  const at::Tensor expected = before - 0.1 * torch::autograd::grad({micro_batch()}, {big->weight})[0];
+  accumulator.backward(micro_batch(), 64);
+  EXPECT_TRUE(accumulator.backward(micro_batch(), 64));
+  EXPECT_TRUE(torch::allclose(big->weight, expected, 1e-6, 1e-7));
 }
 
 TEST_F(AccumulationPitfall, OptimizerInBackwardIsSilentlyWrong) {

@@ -18,7 +18,7 @@ struct TrainingArguments {
   bool shuffle = true;
 
   // Batch.
-  std::int64_t per_device_train_batch_size = 8;
+  std::int64_t per_device_train_batch_size = 0;   ///< 0: not said, which means 8, or with global_batch_size the planner's choice
   std::string gradient_accumulation_steps = "1";  ///< a number, or a schedule per epoch such as "0:8,4:2"
   std::int64_t global_batch_size = 0;             ///< 0: micro-batch x steps
   bool dataloader_drop_last = false;
@@ -68,6 +68,11 @@ struct TrainingArguments {
   bool disable_tqdm = false;
   bool json = false;
 
+  /// The micro-batch that the user fixed; 0 when the planner may choose.
+  std::int64_t fixed_micro_batch() const {
+    if (per_device_train_batch_size > 0) return per_device_train_batch_size;
+    return global_batch_size > 0 ? 0 : 8;
+  }
   std::uint64_t order_seed() const { return static_cast<std::uint64_t>(data_seed < 0 ? seed : data_seed); }
 };
 
@@ -88,8 +93,8 @@ const std::vector<ArgumentField>& argument_fields();
 void set_argument(TrainingArguments& arguments, const std::string& name, const std::string& value);
 
 /// Reads a JSON object whose keys are flags. Keys in `given_on_command_line` are left alone. Throws ConfigError on a file that is missing
-/// or no JSON object, on an unknown key (naming the nearest) and on a value that does not fit.
-void apply_config_file(TrainingArguments& arguments, const std::string& path, const std::set<std::string>& given_on_command_line);
+/// or no JSON object, on an unknown key (naming the nearest) and on a value that does not fit. Returns the file's keys.
+std::vector<std::string> apply_config_file(TrainingArguments& arguments, const std::string& path, const std::set<std::string>& given_on_command_line);
 
 /// Checks every value and every combination of values. `given` are the names that the user set. Throws ConfigError.
 void validate(const TrainingArguments& arguments, const std::set<std::string>& given);

@@ -18,6 +18,11 @@
 #define HEADROOM_DEFINE_COPY_DATA
 #endif
 
+// at::scaled_dot_product_attention took its present form in 2.1.
+#if HEADROOM_TORCH_AT_LEAST(2, 1)
+#define HEADROOM_HAS_FUSED_ATTENTION
+#endif
+
 // at::autocast asks for a device from 2.4 on; before, each device had functions of its own. (Users include ATen/autocast_mode.h.)
 #if HEADROOM_TORCH_AT_LEAST(2, 4)
 #define HEADROOM_AUTOCAST_CPU_ENABLED() at::autocast::is_autocast_enabled(at::kCPU)

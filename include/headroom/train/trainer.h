@@ -4,6 +4,7 @@
 #include <headroom/data/dataset.h>
 #include <headroom/model/chain.h>
 #include <headroom/report/results.h>
+#include <headroom/train/run_plan.h>
 
 #include <functional>
 #include <memory>
@@ -25,6 +26,9 @@ class Trainer {
 
   /// Runs the whole training. Throws BudgetError before anything is trained when the budget cannot be met.
   TrainResults train();
+
+  /// The plan that train() would use, with what half and double the budget would give. Trains nothing.
+  RunPlan plan();
 
   /// Loss and accuracy over the evaluation data.
   EvalResults evaluate();

@@ -1,0 +1,36 @@
+# A thin layer over the CMake presets: `make demo` and `make test` work on a machine that has only git and make.
+PRESET ?= release
+BUILD := build/$(PRESET)
+JOBS ?= $(shell nproc)
+HEADROOM := $(BUILD)/bin/headroom
+
+.PHONY: all setup build test test-fast demo bench format clean
+
+all: build
+
+setup:
+	@scripts/install-packages
+
+$(BUILD)/build.ninja: | setup
+	cmake --preset $(PRESET)
+
+build: setup $(BUILD)/build.ninja
+	cmake --build --preset $(PRESET) -j $(JOBS)
+
+test: build
+	ctest --preset $(PRESET)
+
+test-fast: build
+	ctest --preset $(PRESET) -L fast
+
+demo: setup $(BUILD)/build.ninja
+	cmake --build --preset $(PRESET) -j $(JOBS) --target headroom_app
+	$(HEADROOM) compare --model mlp --dataset fashion-mnist --optim sgd --learning_rate 1e-3 --lr_scheduler_type constant \
+	    --max_grad_norm 0 --shuffle false --global_batch_size 64 --per_device_train_batch_size 16 --num_train_epochs 2 \
+	    --memory_budget 5600KiB --output_dir $(BUILD)/demo --disable_tqdm
+
+format:
+	clang-format -i $$(git ls-files '*.cpp' '*.h')
+
+clean:
+	rm -rf build

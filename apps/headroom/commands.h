@@ -1,0 +1,54 @@
+#pragma once
+
+#include <headroom/config/training_arguments.h>
+#include <headroom/data/dataset.h>
+#include <headroom/data/tokens.h>
+#include <headroom/model/zoo.h>
+
+#include <functional>
+#include <memory>
+#include <set>
+#include <string>
+
+namespace CLI {
+class App;
+}
+
+namespace headroom {
+
+/// The flags of train, plan and compare: adds them to a subcommand and collects what was given.
+class ArgumentFlags {
+ public:
+  explicit ArgumentFlags(CLI::App& command);
+  ~ArgumentFlags();
+  ArgumentFlags(const ArgumentFlags&) = delete;
+  ArgumentFlags& operator=(const ArgumentFlags&) = delete;
+
+  /// Defaults, then the configuration file, then the flags; validated. `defaults` are those of the subcommand.
+  TrainingArguments arguments(TrainingArguments defaults = {}) const;
+  /// Names that the user set, by flag or file.
+  const std::set<std::string>& given() const;
+
+ private:
+  struct Values;
+  std::unique_ptr<Values> values_;
+};
+
+/// A model of the zoo with its data, as the arguments say. Weights are made from arguments.seed, under the budget's cap.
+struct Task {
+  ZooModel model;
+  std::shared_ptr<const Dataset> train_data;
+  std::shared_ptr<const Dataset> eval_data;       ///< null where there is none
+  std::shared_ptr<const Tokenizer> tokenizer;     ///< of text; null for other data
+};
+Task make_task(const TrainingArguments& arguments);
+
+/// One subcommand: its flags, and what to do, as an exit code.
+using Command = std::function<int()>;
+Command add_train_command(CLI::App& app);
+Command add_plan_command(CLI::App& app);
+Command add_compare_command(CLI::App& app);
+Command add_info_command(CLI::App& app);
+Command add_estimate_command(CLI::App& app);
+
+}  // namespace headroom

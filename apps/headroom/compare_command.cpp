@@ -1,0 +1,140 @@
+#include "commands.h"
+
+#include <headroom/config/accumulation_schedule.h>
+#include <headroom/core/bytes.h>
+#include <headroom/core/error.h>
+#include <headroom/core/log.h>
+#include <headroom/memory/meter.h>
+#include <headroom/report/json.h>
+#include <headroom/report/table.h>
+#include <headroom/train/trainer.h>
+
+#include <CLI/CLI.hpp>
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <optional>
+#include <vector>
+
+namespace headroom {
+namespace {
+
+struct Variant {
+  std::string name;
+  TrainingArguments arguments;
+};
+
+struct Outcome {
+  std::string name;
+  std::optional<TrainResults> results;  // nothing: it did not fit
+  std::string problem;
+};
+
+// The same samples per update in every variant: what differs is how they are held in memory.
+std::vector<Variant> make_variants(const TrainingArguments& given) {
+  const std::int64_t steps = AccumulationSchedule::parse(given.gradient_accumulation_steps).steps_at(0);
+  const std::int64_t global = given.global_batch_size > 0 ? given.global_batch_size : given.fixed_micro_batch() * steps;
+  const bool split_is_given = given.per_device_train_batch_size > 0 && given.per_device_train_batch_size < global;
+  const std::int64_t micro = split_is_given ? given.per_device_train_batch_size : std::max<std::int64_t>(1, global / 4);
+  const std::string policy = given.gradient_checkpointing.empty() || given.gradient_checkpointing == "optimal" ? "sqrt" : given.gradient_checkpointing;
+
+  TrainingArguments plain = given;
+  plain.global_batch_size = 0;
+  plain.memory_budget_bytes = 0;
+  plain.gradient_checkpointing.clear();
+  plain.per_device_train_batch_size = global;
+  plain.gradient_accumulation_steps = "1";
+
+  TrainingArguments accumulation = plain;
+  accumulation.global_batch_size = global;
+  accumulation.per_device_train_batch_size = micro;
+  TrainingArguments checkpointing = plain;
+  checkpointing.gradient_checkpointing = policy;
+  TrainingArguments both = accumulation;
+  both.gradient_checkpointing = policy;
+
+  std::vector<Variant> variants = {{"plain", plain}, {"+ accumulation", accumulation}, {"+ checkpointing", checkpointing}, {"+ both", both}};
+  if (given.memory_budget_bytes > 0) {
+    TrainingArguments planned = plain;
+    planned.global_batch_size = global;
+    planned.per_device_train_batch_size = 0;
+    planned.memory_budget_bytes = given.memory_budget_bytes;
+    planned.gradient_checkpointing = "optimal";
+    variants.push_back({"planned", planned});
+  }
+  return variants;
+}
+
+Outcome run(const Variant& variant) {
+  Outcome outcome{variant.name, std::nullopt, ""};
+  TrainingArguments arguments = variant.arguments;
+  arguments.output_dir += "/" + variant.name.substr(variant.name.find_first_not_of("+ "));
+  arguments.resume_from_checkpoint.clear();
+  try {
+    const Task task = make_task(arguments);
+    Trainer trainer(arguments, task.model.chain, task.train_data, task.eval_data);
+    outcome.results = trainer.train();
+  } catch (const BudgetError& error) {
+    outcome.problem = error.what();
+  }
+  MemoryMeter::instance().set_cap(0);
+  MemoryMeter::instance().trim();
+  return outcome;
+}
+
+std::string ratio(double value, double base) { return base > 0 ? fmt::format("{:.2f}x", value / base) : "-"; }
+
+Table make_table(const std::vector<Outcome>& outcomes) {
+  Table table({"", "micro x steps", "time", "samples/s", "peak memory", "activations", "final loss", "accuracy"});
+  const TrainResults& base = *outcomes.front().results;
+  for (const Outcome& outcome : outcomes) {
+    if (!outcome.results) {
+      table.add_row({outcome.name, "does not fit"});
+      continue;
+    }
+    const TrainResults& r = *outcome.results;
+    const bool first = &outcome == &outcomes.front();
+    const auto with_ratio = [&](const std::string& text, double value, double of) { return first ? text : text + " (" + ratio(value, of) + ")"; };
+    table.add_row({outcome.name, fmt::format("{} x {}", r.micro_batch_size, r.gradient_accumulation_steps),
+                   with_ratio(fmt::format("{:.1f} s", r.train_runtime), r.train_runtime, base.train_runtime),
+                   fmt::format("{:.0f}", r.train_samples_per_second),
+                   with_ratio(format_bytes(r.peak_memory_bytes), static_cast<double>(r.peak_memory_bytes), static_cast<double>(base.peak_memory_bytes)),
+                   with_ratio(format_bytes(r.peak_activation_bytes), static_cast<double>(r.peak_activation_bytes),
+                              static_cast<double>(base.peak_activation_bytes)),
+                   fmt::format("{:.4f}", r.final_loss), r.eval ? fmt::format("{:.2f}%", 100 * r.eval->accuracy) : "-"});
+  }
+  return table;
+}
+
+}  // namespace
+
+Command add_compare_command(CLI::App& app) {
+  CLI::App* command = app.add_subcommand("compare", "train plain, with accumulation, with checkpointing, with both and planned; print before and after");
+  auto flags = std::make_shared<ArgumentFlags>(*command);
+  return [flags] {
+    const TrainingArguments arguments = flags->arguments();
+    std::vector<Outcome> outcomes;
+    for (const Variant& variant : make_variants(arguments)) {
+      if (!arguments.json) log_info(fmt::format("-- {}", variant.name));
+      outcomes.push_back(run(variant));
+    }
+    if (arguments.json) {
+      Json rows = Json::array();
+      for (const Outcome& outcome : outcomes) {
+        Json row = outcome.results ? to_json(*outcome.results) : Json::object();
+        row.set("variant", outcome.name).set("fits", outcome.results.has_value());
+        if (!outcome.results) row.set("problem", outcome.problem);
+        rows.push(row);
+      }
+      fmt::print("{}\n", rows.dump());
+    } else {
+      fmt::print("{}", make_table(outcomes).to_text());
+      for (const Outcome& outcome : outcomes) {
+        if (!outcome.results) fmt::print("{}: {}\n", outcome.name, outcome.problem);
+      }
+    }
+    return 0;
+  };
+}
+
+}  // namespace headroom

@@ -1,0 +1,41 @@
+#include "commands.h"
+
+#include <headroom/core/runtime.h>
+#include <headroom/report/json.h>
+
+#include <CLI/CLI.hpp>
+#include <fmt/format.h>
+
+namespace headroom {
+
+Command add_info_command(CLI::App& app) {
+  CLI::App* command = app.add_subcommand("info", "versions, devices, threads, BLAS flavour, what is missing");
+  auto json = std::make_shared<bool>(false);
+  command->add_flag("--json", *json, "for machines");
+  return [json] {
+    configure_threads(0);
+    const RuntimeInfo info = runtime_info();
+    if (*json) {
+      Json object = Json::object();
+      Json warnings = Json::array();
+      for (const std::string& warning : info.warnings) warnings.push(warning);
+      object.set("headroom", info.headroom_version)
+          .set("libtorch", info.libtorch_version)
+          .set("blas", info.blas)
+          .set("blas_is_openmp", info.blas_is_openmp)
+          .set("num_threads", info.num_threads)
+          .set("num_cores", info.num_cores)
+          .set("cpu_features", info.cpu_features)
+          .set("cuda", info.has_cuda)
+          .set("warnings", warnings);
+      fmt::print("{}\n", object.dump());
+    } else {
+      fmt::print("headroom   {}\nLibTorch   {}\nBLAS       {}\nthreads    {} of {} cores\nCPU        {}\nCUDA       {}\n", info.headroom_version,
+                 info.libtorch_version, info.blas, info.num_threads, info.num_cores, info.cpu_features, info.has_cuda ? "yes" : "no");
+      for (const std::string& warning : info.warnings) fmt::print("warning: {}\n", warning);
+    }
+    return 0;
+  };
+}
+
+}  // namespace headroom

@@ -1,0 +1,102 @@
+#include "commands.h"
+
+#include <headroom/core/error.h>
+#include <headroom/core/random.h>
+#include <headroom/core/runtime.h>
+#include <headroom/data/tokens.h>
+#include <headroom/memory/meter.h>
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <filesystem>
+
+namespace headroom {
+namespace {
+
+constexpr const char* kFashionMnistFolder = "/usr/share/datasets/fashion-mnist";
+constexpr std::int64_t kSyntheticSamples = 4096;
+
+std::unique_ptr<Dataset> synthetic(const ModelInput& input, std::uint64_t seed) {
+  if (input.kind == ModelInput::Kind::kTokens) return make_synthetic_tokens(kSyntheticSamples, input.length, input.vocabulary, seed);
+  return make_synthetic_images(kSyntheticSamples, input.channels, input.rows, input.columns, input.num_classes, seed);
+}
+
+void open_images(const std::string& folder, const ModelInput& input, const std::string& model, Task& task) {
+  if (input.kind != ModelInput::Kind::kImages) {
+    throw ConfigError(fmt::format("--model {} reads tokens, but '{}' holds images; give a text file, a .bin of tokens or synthetic", model, folder));
+  }
+  task.train_data = open_idx_images(folder, true);
+  task.eval_data = open_idx_images(folder, false);
+  const auto image = task.train_data->load({0}).inputs.at(0);
+  if (image.size(1) != input.channels || image.size(2) != input.rows || image.size(3) != input.columns) {
+    throw ConfigError(fmt::format("--model {} reads images of {}x{}x{}, but '{}' holds {}x{}x{}; set channels, rows and columns in --model_config",
+                                  model, input.channels, input.rows, input.columns, folder, image.size(1), image.size(2), image.size(3)));
+  }
+}
+
+bool ends_with(const std::string& text, const std::string& end) {
+  return text.size() >= end.size() && text.compare(text.size() - end.size(), end.size(), end) == 0;
+}
+
+// The last tenth of the tokens is for evaluation. An epoch is as many random crops as it takes to see each token once on average.
+void open_tokens(const TrainingArguments& arguments, Task& task) {
+  const ModelInput& input = task.model.input;
+  if (input.kind != ModelInput::Kind::kTokens) {
+    throw ConfigError(fmt::format("--model {} reads images, but '{}' is a file of text or tokens; give an IDX folder or synthetic", arguments.model,
+                                  arguments.dataset));
+  }
+  Tokens tokens;
+  if (ends_with(arguments.dataset, ".bin")) {
+    tokens = open_token_file(arguments.dataset);
+  } else {
+    task.tokenizer = arguments.tokenizer.empty() ? make_byte_tokenizer() : open_sentencepiece(arguments.tokenizer);
+    if (task.tokenizer->vocabulary() > input.vocabulary) {
+      throw ConfigError(fmt::format("the tokenizer has {} tokens, but --model {} knows {}; set vocab_size={} in --model_config",
+                                    task.tokenizer->vocabulary(), arguments.model, input.vocabulary, task.tokenizer->vocabulary()));
+    }
+    tokens = arguments.tokenizer.empty() ? open_text_file(arguments.dataset) : open_text_file(arguments.dataset, *task.tokenizer);
+  }
+  const std::int64_t num_train = tokens->size() - tokens->size() / 10;
+  const std::int64_t num_crops = std::max<std::int64_t>(1, num_train / input.length);
+  task.train_data = make_random_crops(part_of(tokens, 0, num_train), input.length, input.vocabulary, num_crops,
+                                      static_cast<std::uint64_t>(arguments.order_seed()));
+  if (tokens->size() - num_train > input.length) {
+    task.eval_data = make_crops_in_order(part_of(tokens, num_train, tokens->size()), input.length, input.vocabulary);
+  }
+}
+
+void open_data(const TrainingArguments& arguments, Task& task) {
+  const ModelInput& input = task.model.input;
+  if (arguments.dataset == "synthetic") {
+    task.train_data = synthetic(input, static_cast<std::uint64_t>(arguments.seed));
+    return;
+  }
+  const std::string path = arguments.dataset == "fashion-mnist" ? kFashionMnistFolder : arguments.dataset;
+  if (std::filesystem::is_directory(path) || arguments.dataset == "fashion-mnist") return open_images(path, input, arguments.model, task);
+  if (std::filesystem::is_regular_file(path)) return open_tokens(arguments, task);
+  throw DataError(fmt::format("--dataset '{}': no such file or folder (known names: fashion-mnist, synthetic)", arguments.dataset));
+}
+
+}  // namespace
+
+Task make_task(const TrainingArguments& arguments) {
+  configure_threads(static_cast<int>(arguments.num_threads));
+  if (arguments.device != "cpu" && !runtime_info().has_cuda) {
+    throw ConfigError(fmt::format("--device {}: this LibTorch has no CUDA; use --device cpu", arguments.device));
+  }
+  MemoryMeter& meter = MemoryMeter::instance();
+  meter.set_cap(arguments.memory_budget_bytes);
+  seed_everything(static_cast<std::uint64_t>(arguments.seed));
+  Task task;
+  try {
+    const OwnerScope owner(Owner::kWeights);
+    task.model = make_model(arguments.model, arguments.model_config);
+  } catch (const OutOfBudget& error) {
+    throw BudgetError(fmt::format("--memory_budget does not even hold the weights of {}: {}", arguments.model, error.what_without_backtrace()));
+  }
+  open_data(arguments, task);
+  return task;
+}
+
+}  // namespace headroom

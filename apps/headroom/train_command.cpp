@@ -1,0 +1,68 @@
+#include "commands.h"
+
+#include <headroom/core/bytes.h>
+#include <headroom/core/error.h>
+#include <headroom/core/log.h>
+#include <headroom/core/runtime.h>
+#include <headroom/model/gpt.h>
+#include <headroom/train/trainer.h>
+
+#include <CLI/CLI.hpp>
+#include <fmt/format.h>
+
+#include <csignal>
+
+namespace headroom {
+namespace {
+
+void stop_at_signal(int /*signal*/) { Trainer::request_stop(); }
+
+void print_results(const TrainResults& results) {
+  fmt::print("updates           {} ({:.2f} epochs) in {:.1f} s: {:.0f} samples/s\n", results.global_step, results.epoch, results.train_runtime,
+             results.train_samples_per_second);
+  fmt::print("micro-batches     {} x {} samples\n", results.gradient_accumulation_steps, results.micro_batch_size);
+  fmt::print("loss              {:.4f} (last global batch), {:.4f} (mean)\n", results.final_loss, results.train_loss);
+  if (results.eval) fmt::print("evaluation        loss {:.4f}, accuracy {:.2f}%\n", results.eval->loss, 100 * results.eval->accuracy);
+  fmt::print("peak memory       {} (activations {}), resident {}\n", format_bytes(results.peak_memory_bytes),
+             format_bytes(results.peak_activation_bytes), format_bytes(results.peak_rss_bytes));
+  if (results.predicted_peak_bytes > 0) {
+    fmt::print("predicted         {} peak, {:.3f} s per update; measured {:.3f} s\n", format_bytes(results.predicted_peak_bytes),
+               results.predicted_step_seconds, results.measured_step_seconds);
+  }
+  if (results.num_skipped_updates > 0) fmt::print("skipped updates   {}\n", results.num_skipped_updates);
+}
+
+void print_sample(const Task& task, const TrainingArguments& arguments) {
+  GenerateOptions options;
+  options.num_tokens = 300;
+  options.temperature = 0.8;
+  options.seed = static_cast<std::uint64_t>(arguments.seed);
+  const std::vector<std::int64_t> tokens = generate(task.model.chain, task.tokenizer->encode("\n"), options);
+  fmt::print("sample:\n{}\n", task.tokenizer->decode(tokens));
+}
+
+}  // namespace
+
+Command add_train_command(CLI::App& app) {
+  CLI::App* command = app.add_subcommand("train", "train a model");
+  auto flags = std::make_shared<ArgumentFlags>(*command);
+  return [flags] {
+    const TrainingArguments arguments = flags->arguments();
+    const Task task = make_task(arguments);
+    if (arguments.sample && !task.tokenizer) throw ConfigError("--sample needs text to train on: --model gpt with --dataset TEXT");
+    for (const std::string& warning : runtime_info().warnings) log_warning(warning);
+    Trainer trainer(arguments, task.model.chain, task.train_data, task.eval_data);
+    std::signal(SIGINT, stop_at_signal);
+    std::signal(SIGTERM, stop_at_signal);
+    const TrainResults results = trainer.train();
+    if (arguments.json) {
+      fmt::print("{}\n", to_json(results).dump());
+    } else {
+      print_results(results);
+    }
+    if (arguments.sample && !trainer.was_interrupted()) print_sample(task, arguments);
+    return static_cast<int>(trainer.was_interrupted() ? ExitCode::kInterrupted : ExitCode::kDone);
+  };
+}
+
+}  // namespace headroom

@@ -1,0 +1,37 @@
+#pragma once
+
+#include <headroom/config/chain_costs.h>
+#include <headroom/data/micro_batch.h>
+#include <headroom/model/chain.h>
+
+#include <cstdint>
+#include <optional>
+
+namespace headroom {
+
+/// What every stage of a chain costs for one micro-batch, measured by running it exactly as the executor does.
+struct ChainProfile {
+  std::int64_t num_samples = 0;
+  std::int64_t input_bytes = 0;  ///< of the micro-batch itself
+  /// Parameter gradients appear while backward runs: the first micro-batch of a window.
+  ChainCosts appearing;
+  /// Parameter gradients are allocated already: the other micro-batches of a window.
+  ChainCosts allocated;
+  double seconds = 0.0;          ///< that measuring took
+  std::int64_t num_distinct = 0; ///< stages that had to be measured; the others are equal to one of these
+};
+
+/// Measures a chain on `micro`. Stages of equal kind and input are measured once. One stage at a time is in memory, with its own
+/// gradients. Parameters, buffers and random state are left as they were; gradients are cleared before and after.
+/// Returns nothing when a stage alone does not fit under the meter's cap.
+std::optional<ChainProfile> profile_chain(const Chain& chain, const MicroBatch& micro);
+
+/// The costs at `num_samples` on the line through two profiles of the same chain, `small` having fewer samples than `large`. Never
+/// below zero.
+/// `small` may be empty_profile(): the line then goes through the origin.
+ChainProfile interpolate(const ChainProfile& small, const ChainProfile& large, std::int64_t num_samples);
+
+/// No samples, no bytes, no time, for the same stages and options.
+ChainProfile empty_profile(const ChainProfile& like);
+
+}  // namespace headroom

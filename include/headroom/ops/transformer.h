@@ -1,0 +1,58 @@
+#pragma once
+
+#include <headroom/ops/attention.h>
+#include <headroom/ops/gelu.h>
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace headroom {
+
+/// What a transformer block keeps for backward, from the most to the least; what is not kept is computed again in backward. Values and
+/// gradients are bit-identical for all of them. Floats per token, in units of the width C, the block's output included:
+enum class BlockKeep : int {
+  kAll,             ///< 16: norm, qkv 3, attention, sum; norm, hidden 4, GELU 4; output
+  kNoGelu,          ///< 12
+  kNoGeluNorms,     ///< 10
+  kNoGeluNormsQkv,  ///<  7
+  kAttention,       ///<  3: attention, sum, output; the hidden layer is computed again too
+};
+/// "keep", "no_gelu", "no_gelu_norms", "no_gelu_norms_qkv", "attention": the options of a stage, in the order of BlockKeep.
+const std::vector<std::string>& block_keep_names();
+
+/// The first half of a pre-norm block. Biases may be undefined. Linear weights are (out, in).
+struct AttentionWeights {
+  at::Tensor norm_weight, norm_bias;  ///< (C)
+  at::Tensor qkv_weight, qkv_bias;    ///< (3C, C), (3C)
+  at::Tensor proj_weight, proj_bias;  ///< (C, C), (C)
+};
+/// The second half. Its first two are undefined in mlp().
+struct MlpWeights {
+  at::Tensor norm_weight, norm_bias;      ///< (C)
+  at::Tensor hidden_weight, hidden_bias;  ///< (F, C), (F)
+  at::Tensor out_weight, out_bias;        ///< (C, F), (C)
+};
+
+struct BlockOptions {
+  std::int64_t num_heads = 1;
+  AttentionOptions attention;
+  double residual_dropout_p = 0.0;  ///< of what each half adds to x; give 0 when not training
+  double norm_eps = 1e-5;
+  GeluKind gelu = GeluKind::kTanh;
+  BlockKeep keep = BlockKeep::kAll;
+};
+
+/// x + dropout(proj(attention(qkv(norm(x))))), x (B, T, C).
+at::Tensor attention_residual(const at::Tensor& x, const AttentionWeights& weights, const BlockOptions& options);
+/// x + dropout(out(gelu(hidden(norm(x))))), x (..., C).
+at::Tensor mlp_residual(const at::Tensor& x, const MlpWeights& weights, const BlockOptions& options);
+/// Both halves: a pre-norm transformer block.
+at::Tensor transformer_block(const at::Tensor& x, const AttentionWeights& attention, const MlpWeights& mlp, const BlockOptions& options);
+
+/// out(gelu(hidden(x))), without norm and residual; options.num_heads and options.attention are not used.
+at::Tensor mlp(const at::Tensor& x, const MlpWeights& weights, const BlockOptions& options = {});
+
+}  // namespace headroom

@@ -1,0 +1,75 @@
+#pragma once
+
+#include <headroom/config/chain_costs.h>
+#include <headroom/data/micro_batch.h>
+#include <headroom/model/chain.h>
+#include <headroom/plan/plan.h>
+#include <headroom/plan/search.h>
+#include <headroom/report/json.h>
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <string>
+#include <vector>
+
+namespace headroom {
+
+/// What a plan for a run is asked to do.
+struct RunPlanRequest {
+  std::int64_t global_batch = 1;       ///< samples of an update
+  std::int64_t fixed_micro_batch = 0;  ///< 0: the planner chooses
+  std::int64_t budget_bytes = 0;       ///< 0: none
+  std::string policy;                  ///< --gradient_checkpointing; empty: keep everything, or optimal when there is a budget
+  bool prefetches = false;             ///< one more micro-batch is in memory
+  std::int64_t optimizer_bytes = 0;    ///< of its state
+  bool optimizer_is_allocated = false;
+  std::int64_t slack_bytes = 0;        ///< of the budget, to be left free
+  bool with_alternatives = false;      ///< also say what half and double the budget would give
+  std::vector<Remedy> remedies;        ///< for the error when nothing fits
+  std::string cache_folder;            ///< where measured costs are kept between runs; empty: nowhere
+  std::string cache_key;               ///< what they depend on: model, sizes, device, threads, version
+  std::function<MicroBatch(std::int64_t num_samples)> load;  ///< a micro-batch to measure with
+};
+
+/// How a run is trained: the split of the global batch, the operations of each micro-batch, and what they are predicted to cost.
+struct RunPlan {
+  std::int64_t global_batch = 1;
+  std::int64_t micro_batch = 1;        ///< the largest of the micro-batches
+  std::int64_t num_micro_batches = 1;  ///< of a full window
+  std::map<std::int64_t, std::vector<Operation>> operations_by_size;
+
+  bool is_predicted = false;  ///< false: nothing was asked for that needs a prediction, and what follows is empty
+  std::int64_t budget_bytes = 0;
+  std::int64_t predicted_peak_bytes = 0;
+  double predicted_step_seconds = 0.0;
+  std::map<std::string, std::int64_t> bytes_by_owner;  ///< weights, gradients, optimizer, inputs, activations, other
+  std::map<std::string, std::int64_t> peak_by_phase;   ///< forward, backward, update
+  std::string policy;
+  Plan schedule;     ///< of the largest micro-batch
+  ChainCosts costs;  ///< that it was made for
+  double profile_seconds = 0.0;
+
+  struct Alternative {
+    std::int64_t budget_bytes = 0;
+    bool fits = false;
+    std::int64_t micro_batch = 0;
+    std::int64_t num_micro_batches = 0;
+    double step_seconds = 0.0;
+    std::int64_t peak_bytes = 0;
+  };
+  std::vector<Alternative> alternatives;
+
+  /// What to do with a micro-batch of `num_samples`, which is at most micro_batch.
+  const std::vector<Operation>& operations_for(std::int64_t num_samples) const;
+};
+
+/// Measures the chain as far as needed and plans. Throws BudgetError, with the floor's parts and the remedies, when nothing fits.
+RunPlan plan_run(const RunPlanRequest& request, const Chain& chain);
+
+Json to_json(const RunPlan& plan);
+
+/// The plan for people: the split, the prediction by owner and phase, and a table of the stages.
+std::string to_text(const RunPlan& plan);
+
+}  // namespace headroom

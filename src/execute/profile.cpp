@@ -1,0 +1,327 @@
+#include <headroom/execute/profile.h>
+
+#include <headroom/core/random.h>
+#include <headroom/memory/meter.h>
+
+#include "execute/stage_run.h"
+
+#include <fmt/format.h>
+#include <torch/torch.h>
+
+#include <algorithm>
+#include <chrono>
+#include <map>
+#include <set>
+#include <string>
+#include <utility>
+
+namespace headroom {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+struct Measured {
+  std::int64_t before_bytes = 0;
+  std::int64_t peak_bytes = 0;
+  std::int64_t after_bytes = 0;
+  std::int64_t ns = 0;
+};
+
+template <typename Work>
+Measured measure(Work work) {
+  MemoryMeter& meter = MemoryMeter::instance();
+  Measured measured;
+  measured.before_bytes = meter.live_bytes();
+  meter.reset_peak();
+  const auto start = Clock::now();
+  work();
+  measured.ns = std::chrono::duration_cast<std::chrono::nanoseconds>(Clock::now() - start).count();
+  measured.peak_bytes = meter.peak_bytes();
+  measured.after_bytes = meter.live_bytes();
+  return measured;
+}
+
+bool shares_memory(const at::Tensor& tensor, const Tensors& others) {
+  return std::any_of(others.begin(), others.end(), [&](const at::Tensor& other) { return other.defined() && tensor.is_alias_of(other); });
+}
+
+// Bytes of outputs that are views of the stage's inputs. They cost nothing where the input stays (the chain's own input) but keep the
+// input's memory alive where the plan believes it freed, so there they count as if they were copies.
+std::int64_t view_bytes(const Tensors& outputs, const Tensors& inputs, bool first_stage) {
+  if (first_stage) return 0;
+  std::int64_t bytes = 0;
+  for (const at::Tensor& output : outputs) {
+    if (output.defined() && shares_memory(output, inputs)) bytes += static_cast<std::int64_t>(output.nbytes());
+  }
+  return bytes;
+}
+
+std::int64_t gradient_bytes(const Tensors& outputs) {
+  std::int64_t bytes = 0;
+  for (const at::Tensor& output : outputs) {
+    if (output.defined() && output.is_floating_point()) bytes += static_cast<std::int64_t>(output.nbytes());
+  }
+  return bytes;
+}
+
+std::int64_t bytes_of(const Tensors& tensors) {
+  std::int64_t bytes = 0;
+  for (const at::Tensor& tensor : tensors) {
+    if (tensor.defined()) bytes += static_cast<std::int64_t>(tensor.nbytes());
+  }
+  return bytes;
+}
+
+Tensors without_memory(const Tensors& tensors) {
+  Tensors shapes;
+  for (const at::Tensor& tensor : tensors) {
+    shapes.push_back(tensor.defined() ? torch::empty(tensor.sizes(), tensor.options().device(torch::kMeta)) : at::Tensor());
+  }
+  return shapes;
+}
+
+std::string shapes_text(const Tensors& tensors) {
+  std::string text;
+  for (const at::Tensor& tensor : tensors) {
+    text += tensor.defined() ? fmt::format("{}[{}]", c10::toString(tensor.scalar_type()), fmt::join(tensor.sizes().vec(), ",")) : "-";
+  }
+  return text;
+}
+
+// Clears the gradients of everything that is profiled, now and when profiling ends, however it ends.
+class CleanGradients {
+ public:
+  explicit CleanGradients(std::vector<at::Tensor> parameters) : parameters_(std::move(parameters)) { clear(); }
+  ~CleanGradients() { clear(); }
+  CleanGradients(const CleanGradients&) = delete;
+  CleanGradients& operator=(const CleanGradients&) = delete;
+  void clear() {
+    for (at::Tensor& parameter : parameters_) parameter.mutable_grad() = at::Tensor();
+  }
+
+ private:
+  std::vector<at::Tensor> parameters_;
+};
+
+struct StagePair {
+  StageCosts appearing;
+  StageCosts allocated;
+};
+
+class ChainProfiler {
+ public:
+  ChainProfiler(const Chain& chain, const MicroBatch& micro) : chain_(chain), micro_(micro), clean_(chain.parameters()) {
+    // A tied parameter's gradient appears in the last stage that uses it; for the stages before it is there already.
+    for (std::size_t i = 0; i < chain.size(); ++i) {
+      for (const at::Tensor& parameter : parameters_of(i)) last_user_[parameter.unsafeGetTensorImpl()] = i;
+    }
+  }
+
+  ChainProfile run() {
+    const auto start = Clock::now();
+    const OwnerScope owner(Owner::kActivations);
+    ChainProfile profile;
+    profile.num_samples = micro_.num_samples;
+    profile.input_bytes = bytes_of(micro_.inputs) + bytes_of(micro_.targets);
+    std::map<std::string, StagePair> known;
+    Tensors inputs = micro_.inputs;
+    for (std::size_t i = 0; i < chain_.size(); ++i) {
+      Stage& stage = chain_.stage(i);
+      std::string key = stage.kind();
+      if (!key.empty()) key += fmt::format(" {} {} {}", shapes_text(inputs), i == 0, num_tied(i));
+      const auto found = key.empty() ? known.end() : known.find(key);
+      const bool is_known = found != known.end();
+      StagePair pair = is_known ? found->second : StagePair{};
+      Tensors outputs = is_known ? run_once(stage, inputs) : measure_stage(i, inputs, pair);
+      if (!is_known) {
+        ++profile.num_distinct;
+        if (!key.empty()) known[key] = pair;
+      }
+      pair.appearing.name = pair.allocated.name = stage.name();
+      profile.appearing.stages.push_back(std::move(pair.appearing));
+      profile.allocated.stages.push_back(std::move(pair.allocated));
+      inputs = std::move(outputs);
+    }
+    profile.seconds = std::chrono::duration<double>(Clock::now() - start).count();
+    return profile;
+  }
+
+ private:
+  std::vector<at::Tensor> parameters_of(std::size_t index) const {
+    const auto module = chain_.stage(index).module();
+    return module ? module->parameters() : std::vector<at::Tensor>{};
+  }
+
+  std::size_t num_tied(std::size_t index) const {
+    std::size_t count = 0;
+    for (const at::Tensor& parameter : parameters_of(index)) count += last_user_.at(parameter.unsafeGetTensorImpl()) != index ? 1 : 0;
+    return count;
+  }
+
+  // Every run starts from the same random state and leaves the buffers as they were.
+  Tensors run_once(Stage& stage, const Tensors& inputs) {
+    const RecomputeScope scope(stage, StageState::record(stage));
+    return forward_discarding(stage, inputs, micro_);
+  }
+
+  Tensors measure_stage(std::size_t index, const Tensors& inputs, StagePair& pair) {
+    Stage& stage = chain_.stage(index);
+    const bool first = index == 0;
+    const bool last = index + 1 == chain_.size();
+    Tensors outputs;
+    Tensors shapes;  // of the outputs, without memory
+    outputs = run_once(stage, inputs);  // the first run of a shape pays for setting up kernels, which is no part of a step
+    outputs.clear();
+    const Measured forward = measure([&] { outputs = run_once(stage, inputs); });
+
+    StageCosts costs;
+    costs.output_bytes = forward.after_bytes - forward.before_bytes + view_bytes(outputs, inputs, first);
+    costs.grad_bytes = last ? 0 : gradient_bytes(outputs);
+    costs.forward_ns = forward.ns;
+    costs.forward_transient_bytes = std::max<std::int64_t>(0, forward.peak_bytes - forward.before_bytes - costs.output_bytes);
+    pair.appearing = costs;
+    pair.allocated = costs;
+    if (!last) shapes = without_memory(outputs);
+    outputs.clear();  // options are measured with no more in memory than a real step has
+    for (std::size_t option = 0; option < stage.options().size(); ++option) {
+      measure_option(index, inputs, shapes, static_cast<int>(option), pair);
+    }
+    clean_.clear();
+    return last ? Tensors{} : run_once(stage, inputs);
+  }
+
+  // An option that does not fit under the cap gets a size that no plan can choose.
+  void measure_option(std::size_t index, const Tensors& inputs, const Tensors& shapes, int option, StagePair& pair) {
+    clean_.clear();
+    StageOption appearing;
+    StageOption allocated;
+    try {
+      for (at::Tensor& parameter : parameters_of(index)) {
+        if (last_user_.at(parameter.unsafeGetTensorImpl()) != index) parameter.mutable_grad() = torch::zeros_like(parameter);
+      }
+      appearing = measure_run(index, inputs, shapes, option, &pair.appearing.param_grad_bytes);
+      std::int64_t none = 0;
+      allocated = measure_run(index, inputs, shapes, option, &none);
+    } catch (const c10::OutOfMemoryError&) {
+      appearing.kept_bytes = allocated.kept_bytes = kMaxChainBytes / 4;
+    }
+    if (appearing.kept_bytes == kMaxChainBytes / 4) release_failed_backward();
+    appearing.forward_ns = allocated.forward_ns = std::min(appearing.forward_ns, allocated.forward_ns);
+    appearing.backward_ns = allocated.backward_ns = std::min(appearing.backward_ns, allocated.backward_ns);
+    pair.appearing.options.push_back(appearing);
+    pair.allocated.options.push_back(allocated);
+  }
+
+  // Forward and backward of one stage. `new_gradient_bytes` gets the parameter gradients that appeared.
+  StageOption measure_run(std::size_t index, const Tensors& inputs, const Tensors& shapes, int option, std::int64_t* new_gradient_bytes) {
+    Stage& stage = chain_.stage(index);
+    const bool first = index == 0;
+    const bool last = index + 1 == chain_.size();
+    KeptStage kept;
+    const RecomputeScope scope(stage, StageState::record(stage));
+    const Measured forward = measure([&] { kept = forward_keeping(stage, inputs, micro_, option, !first); });
+
+    StageOption costs;
+    costs.kept_bytes = forward.after_bytes - forward.before_bytes + view_bytes(kept.outputs, inputs, first);
+    costs.forward_transient_bytes = std::max<std::int64_t>(0, forward.peak_bytes - forward.before_bytes - costs.kept_bytes);
+    costs.forward_ns = forward.ns;
+
+    Tensors gradient;
+    for (const at::Tensor& shape : shapes) {
+      gradient.push_back(shape.defined() && shape.is_floating_point() ? torch::full(shape.sizes(), 1e-3, shape.options().device(micro_.inputs.at(0).device()))
+                                                   : at::Tensor());
+    }
+    const std::int64_t seed_bytes = bytes_of(gradient);
+    Tensors input_gradient;
+    const Measured backward = measure([&] {
+      if (last) gradient = loss_gradient(kept, 1.0);
+      input_gradient = backward_through(std::move(kept), std::move(gradient));
+    });
+    const std::int64_t input_gradient_bytes = bytes_of(input_gradient);
+    *new_gradient_bytes = std::max<std::int64_t>(0, backward.after_bytes - forward.before_bytes - input_gradient_bytes);
+    const std::int64_t expected = forward.before_bytes + costs.kept_bytes + seed_bytes + input_gradient_bytes + *new_gradient_bytes;
+    costs.backward_transient_bytes = std::max<std::int64_t>(0, backward.peak_bytes - expected);
+    costs.backward_ns = backward.ns;
+    return costs;
+  }
+
+  const Chain& chain_;
+  const MicroBatch& micro_;
+  CleanGradients clean_;
+  std::map<const void*, std::size_t> last_user_;
+};
+
+std::int64_t on_line(std::int64_t x, std::int64_t x0, std::int64_t y0, std::int64_t x1, std::int64_t y1) {
+  const double slope = static_cast<double>(y1 - y0) / static_cast<double>(x1 - x0);
+  const double y = static_cast<double>(y0) + slope * static_cast<double>(x - x0);
+  return std::max<std::int64_t>(0, static_cast<std::int64_t>(y + 0.5));
+}
+
+ChainCosts interpolate_costs(const ChainCosts& small, const ChainCosts& large, std::int64_t n0, std::int64_t n1, std::int64_t n) {
+  ChainCosts costs = small;
+  for (std::size_t i = 0; i < costs.stages.size(); ++i) {
+    StageCosts& stage = costs.stages[i];
+    const StageCosts& other = large.stages[i];
+    const auto move = [&](std::int64_t& value, std::int64_t far) { value = on_line(n, n0, value, n1, far); };
+    move(stage.output_bytes, other.output_bytes);
+    move(stage.grad_bytes, other.grad_bytes);
+    move(stage.forward_ns, other.forward_ns);
+    move(stage.forward_transient_bytes, other.forward_transient_bytes);
+    for (std::size_t k = 0; k < stage.options.size(); ++k) {
+      StageOption& option = stage.options[k];
+      const StageOption& far = other.options[k];
+      move(option.kept_bytes, far.kept_bytes);
+      move(option.forward_ns, far.forward_ns);
+      move(option.backward_ns, far.backward_ns);
+      move(option.forward_transient_bytes, far.forward_transient_bytes);
+      move(option.backward_transient_bytes, far.backward_transient_bytes);
+    }
+  }
+  return costs;
+}
+
+ChainCosts empty_costs(const ChainCosts& like) {
+  ChainCosts costs = like;
+  for (StageCosts& stage : costs.stages) {
+    const std::size_t num_options = stage.options.size();
+    const std::string name = stage.name;
+    const std::int64_t param_grad_bytes = stage.param_grad_bytes;  // does not depend on the number of samples
+    stage = StageCosts{};
+    stage.name = name;
+    stage.param_grad_bytes = param_grad_bytes;
+    stage.options.resize(num_options);
+  }
+  return costs;
+}
+
+}  // namespace
+
+ChainProfile empty_profile(const ChainProfile& like) {
+  ChainProfile profile;
+  profile.appearing = empty_costs(like.appearing);
+  profile.allocated = empty_costs(like.allocated);
+  return profile;
+}
+
+std::optional<ChainProfile> profile_chain(const Chain& chain, const MicroBatch& micro) {
+  const RandomState random = RandomState::capture();
+  std::optional<ChainProfile> profile;
+  try {
+    profile = ChainProfiler(chain, micro).run();
+  } catch (const c10::OutOfMemoryError&) {
+    release_failed_backward();
+  }
+  random.restore();
+  return profile;
+}
+
+ChainProfile interpolate(const ChainProfile& small, const ChainProfile& large, std::int64_t num_samples) {
+  ChainProfile profile;
+  profile.num_samples = num_samples;
+  profile.input_bytes = on_line(num_samples, small.num_samples, small.input_bytes, large.num_samples, large.input_bytes);
+  profile.appearing = interpolate_costs(small.appearing, large.appearing, small.num_samples, large.num_samples, num_samples);
+  profile.allocated = interpolate_costs(small.allocated, large.allocated, small.num_samples, large.num_samples, num_samples);
+  return profile;
+}
+
+}  // namespace headroom

@@ -1,0 +1,187 @@
+#include <headroom/ops/transformer.h>
+
+#include "ops/once.h"
+#include "ops/passes.h"
+#include "ops/plain.h"
+#include "ops/sizes.h"
+
+#include <headroom/ops/dropout.h>
+
+#include <torch/csrc/autograd/custom_function.h>
+
+#include <ATen/ATen.h>
+
+namespace headroom {
+namespace {
+
+using torch::autograd::AutogradContext;
+using torch::autograd::variable_list;
+
+struct Call {
+  ops::AttentionParams params;
+  double attention_dropout_p = 0.0, residual_dropout_p = 0.0, norm_eps = 0.0;
+  std::int64_t residual_seed = 0;
+  bool wants_grad = false, keep_norm = true, keep_qkv = true;
+};
+
+// The first seven are the tensors that autograd knows, in its order.
+enum Saved { kX, kNormWeight, kNormBias, kQkvWeight, kQkvBias, kProjWeight, kProjBias, kMean, kRstd, kNorm, kQkv, kY, kLse, kKeyMask };
+
+struct AttentionResidual : torch::autograd::Function<AttentionResidual> {
+  static at::Tensor forward(AutogradContext* ctx, const at::Tensor& x, const at::Tensor& norm_weight, const at::Tensor& norm_bias,
+                            const at::Tensor& qkv_weight, const at::Tensor& qkv_bias, const at::Tensor& proj_weight,
+                            const at::Tensor& proj_bias, const Call& call) {
+    const std::int64_t num_samples = x.size(0), length = x.size(1), width = x.size(2), num_rows = num_samples * length;
+    const at::Tensor rows = x.view({num_rows, width});
+    at::Tensor mean = ops::make_floats({num_rows}, x), rstd = ops::make_floats({num_rows}, x);
+    at::Tensor norm = ops::make_floats({num_rows, width}, x);
+    ops::layer_norm_forward(rows, norm_weight, norm_bias, call.norm_eps, norm, mean, rstd);
+    at::Tensor qkv = ops::make_floats({num_samples, length, 3 * width}, x);
+    ops::linear(norm, qkv_weight, qkv.view({num_rows, 3 * width}), 0.0);
+    if (!call.wants_grad || !call.keep_norm) norm = at::Tensor();
+    at::Tensor y = ops::make_floats({num_samples, length, width}, x);
+    at::Tensor lse = ops::make_floats({num_samples, call.params.num_heads, length}, x);
+    ops::attention_forward(call.params, qkv, qkv_bias, y, lse);
+    if (!call.wants_grad || !call.keep_qkv) qkv = at::Tensor();
+    at::Tensor out = at::empty_like(x);
+    add_projection(y, proj_weight, proj_bias, rows, call, out.view({num_rows, width}));
+    if (call.wants_grad)
+      save(ctx,
+           {x, norm_weight, norm_bias, qkv_weight, qkv_bias, proj_weight, proj_bias, mean, rstd, norm, qkv, y, lse, call.params.key_mask},
+           call);
+    return out;
+  }
+
+  // out = x + dropout(y proj^T + bias)
+  static void add_projection(const at::Tensor& y, const at::Tensor& weight, const at::Tensor& bias, const at::Tensor& x, const Call& call,
+                             const at::Tensor& out) {
+    const at::Tensor y_rows = y.view({-1, y.size(2)});
+    if (call.residual_dropout_p == 0.0) {
+      ops::add_bias(x, bias, out);
+      ops::linear(y_rows, weight, out, 1.0);
+    } else {
+      ops::linear(y_rows, weight, out, 0.0);
+      ops::dropout_add(ops::dropout_from_seed(call.residual_dropout_p, static_cast<std::uint64_t>(call.residual_seed)), out, bias, x, out);
+    }
+  }
+
+  static void save(AutogradContext* ctx, variable_list tensors, const Call& call) {
+    ctx->save_for_backward(std::move(tensors));
+    ctx->saved_data["num_heads"] = call.params.num_heads;
+    ctx->saved_data["causal"] = call.params.causal;
+    ctx->saved_data["seed"] = static_cast<std::int64_t>(call.params.dropout.seed);
+    ctx->saved_data["attention_dropout_p"] = call.attention_dropout_p;
+    ctx->saved_data["residual_seed"] = call.residual_seed;
+    ctx->saved_data["residual_dropout_p"] = call.residual_dropout_p;
+  }
+
+  static variable_list backward(AutogradContext* ctx, variable_list grads) {
+    ops::check_differentiated_once("attention_residual");
+    const variable_list saved = ctx->get_saved_variables();
+    const at::Tensor dout = grads[0].contiguous();
+    const std::int64_t num_samples = dout.size(0), length = dout.size(1), width = dout.size(2), num_rows = num_samples * length;
+    const at::Tensor dout_rows = dout.view({num_rows, width}), x_rows = saved[kX].view({num_rows, width});
+    variable_list result(8);
+    at::Tensor dy = ops::make_floats({num_samples, length, width}, dout);
+    const at::Tensor dy_rows = dy.view({num_rows, width});
+    {
+      at::Tensor d = dout_rows;  // before dropout
+      const double p = ctx->saved_data["residual_dropout_p"].toDouble();
+      if (p != 0.0) {
+        d = at::empty_like(dout_rows);
+        const auto seed = static_cast<std::uint64_t>(ctx->saved_data["residual_seed"].toInt());
+        ops::dropout_add(ops::dropout_from_seed(p, seed), dout_rows, {}, {}, d);
+      }
+      const ops::ParameterGrad dbias(saved[kProjBias], ctx->needs_input_grad(kProjBias));
+      if (dbias.wanted()) ops::column_sums(d, dbias.gradient, dbias.accumulate);
+      const ops::ParameterGrad dweight(saved[kProjWeight], ctx->needs_input_grad(kProjWeight));
+      if (dweight.wanted()) ops::linear_grad_weight(d, saved[kY].view({num_rows, width}), dweight.gradient, dweight.beta());
+      result[kProjBias] = dbias.returned;
+      result[kProjWeight] = dweight.returned;
+      ops::linear_grad_input(d, saved[kProjWeight], dy_rows);
+    }
+    at::Tensor norm = saved[kNorm];
+    if (!norm.defined()) {
+      norm = ops::make_floats({num_rows, width}, dout);
+      ops::layer_norm_apply(x_rows, saved[kNormWeight], saved[kNormBias], saved[kMean], saved[kRstd], norm);
+    }
+    const at::Tensor dqkv = attention_grad(ctx, saved, norm, dy);
+    const at::Tensor dqkv_rows = dqkv.view({num_rows, 3 * width});
+    {
+      const ops::ParameterGrad dbias(saved[kQkvBias], ctx->needs_input_grad(kQkvBias));
+      if (dbias.wanted()) ops::column_sums(dqkv_rows, dbias.gradient, dbias.accumulate);
+      const ops::ParameterGrad dweight(saved[kQkvWeight], ctx->needs_input_grad(kQkvWeight));
+      if (dweight.wanted()) ops::linear_grad_weight(dqkv_rows, norm, dweight.gradient, dweight.beta());
+      result[kQkvBias] = dbias.returned;
+      result[kQkvWeight] = dweight.returned;
+    }
+    ops::linear_grad_input(dqkv_rows, saved[kQkvWeight], dy_rows);
+    const ops::ParameterGrad dweight(saved[kNormWeight], ctx->needs_input_grad(kNormWeight));
+    const ops::ParameterGrad dbias(saved[kNormBias], ctx->needs_input_grad(kNormBias));
+    ops::layer_norm_backward(dy_rows, x_rows, saved[kMean], saved[kRstd], saved[kNormWeight], dout_rows, dy_rows, dweight, dbias);
+    if (ctx->needs_input_grad(kX)) result[kX] = dy;
+    result[kNormWeight] = dweight.returned;
+    result[kNormBias] = dbias.returned;
+    return result;
+  }
+
+  // Computes qkv again where it was not kept; its memory then becomes the gradient's.
+  static at::Tensor attention_grad(AutogradContext* ctx, const variable_list& saved, const at::Tensor& norm, const at::Tensor& dy) {
+    ops::AttentionParams params;
+    params.num_heads = ctx->saved_data["num_heads"].toInt();
+    params.causal = ctx->saved_data["causal"].toBool();
+    params.dropout = ops::dropout_from_seed(ctx->saved_data["attention_dropout_p"].toDouble(),
+                                            static_cast<std::uint64_t>(ctx->saved_data["seed"].toInt()));
+    params.key_mask = saved[kKeyMask];
+    at::Tensor qkv = saved[kQkv], dqkv;
+    if (qkv.defined()) {
+      dqkv = at::empty_like(qkv);
+    } else {
+      qkv = dqkv = ops::make_floats({dy.size(0), dy.size(1), 3 * dy.size(2)}, dy);
+      ops::linear(norm, saved[kQkvWeight], qkv.view({norm.size(0), 3 * norm.size(1)}), 0.0);
+    }
+    ops::attention_backward(params, qkv, saved[kQkvBias], saved[kY], saved[kLse], dy, dqkv);
+    return dqkv;
+  }
+};
+
+void check_weights(const at::Tensor& x, const AttentionWeights& weights) {
+  const std::int64_t width = x.size(-1);
+  ops::check_sizes(weights.norm_weight, {width}, "norm_weight");
+  ops::check_sizes(weights.qkv_weight, {3 * width, width}, "qkv_weight");
+  ops::check_sizes(weights.proj_weight, {width, width}, "proj_weight");
+  if (weights.norm_bias.defined()) ops::check_sizes(weights.norm_bias, {width}, "norm_bias");
+  if (weights.qkv_bias.defined()) ops::check_sizes(weights.qkv_bias, {3 * width}, "qkv_bias");
+  if (weights.proj_bias.defined()) ops::check_sizes(weights.proj_bias, {width}, "proj_bias");
+}
+
+}  // namespace
+
+at::Tensor attention_residual(const at::Tensor& x, const AttentionWeights& weights, const BlockOptions& options) {
+  check_weights(x, weights);
+  ops::check_attention_sizes(x, options.num_heads, 1, options.attention);
+  if (!ops::has_kernels(x)) {
+    const at::Tensor norm = ops::plain_layer_norm(x, weights.norm_weight, weights.norm_bias, options.norm_eps);
+    const at::Tensor qkv = ops::plain_linear(norm, weights.qkv_weight, weights.qkv_bias);
+    const at::Tensor y = attention(qkv, options.num_heads, options.attention);
+    return x + dropout(ops::plain_linear(y, weights.proj_weight, weights.proj_bias), options.residual_dropout_p);
+  }
+  Call call;
+  call.params.num_heads = options.num_heads;
+  call.params.causal = options.attention.causal;
+  call.params.dropout = ops::draw_dropout(options.attention.dropout_p);
+  call.params.key_mask = ops::key_mask_of(options.attention, x);
+  call.attention_dropout_p = options.attention.dropout_p;
+  call.residual_dropout_p = options.residual_dropout_p;
+  call.residual_seed = static_cast<std::int64_t>(ops::draw_dropout(options.residual_dropout_p).seed);
+  call.norm_eps = options.norm_eps;
+  call.keep_norm = options.keep < BlockKeep::kNoGeluNorms;
+  call.keep_qkv = options.keep < BlockKeep::kNoGeluNormsQkv;
+  call.wants_grad = ops::wants_grad(
+      {x, weights.norm_weight, weights.norm_bias, weights.qkv_weight, weights.qkv_bias, weights.proj_weight, weights.proj_bias});
+  return AttentionResidual::apply(x.contiguous(), weights.norm_weight.contiguous(), ops::or_empty(weights.norm_bias, x),
+                                  weights.qkv_weight.contiguous(), ops::or_empty(weights.qkv_bias, x), weights.proj_weight.contiguous(),
+                                  ops::or_empty(weights.proj_bias, x), call);
+}
+
+}  // namespace headroom

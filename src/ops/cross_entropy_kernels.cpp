@@ -1,0 +1,101 @@
+#include "ops/kernels.h"
+
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "ops/cross_entropy_kernels.cpp"
+#include <hwy/foreach_target.h>
+#include <hwy/highway.h>
+
+#include "ops/simd-inl.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+
+HWY_BEFORE_NAMESPACE();
+namespace headroom {
+namespace HWY_NAMESPACE {
+
+HWY_INLINE float RowMaximum(const float* row, std::int64_t count) {
+  const DF d;
+  const std::int64_t lanes = static_cast<std::int64_t>(hn::Lanes(d));
+  VF a = hn::Set(d, row[0]), b = a;
+  std::int64_t k = 0;
+  for (; k + 2 * lanes <= count; k += 2 * lanes) {
+    a = hn::Max(a, hn::LoadU(d, row + k));
+    b = hn::Max(b, hn::LoadU(d, row + k + lanes));
+  }
+  float maximum = Largest(d, hn::Max(a, b));
+  for (; k < count; ++k) maximum = std::max(maximum, row[k]);
+  return maximum;
+}
+
+// The sum of e^(row - maximum); the row becomes its terms when `keep`.
+HWY_INLINE float ExpRow(float* row, std::int64_t count, float maximum, bool keep) {
+  const DF d;
+  const std::int64_t lanes = static_cast<std::int64_t>(hn::Lanes(d));
+  const VF shift = hn::Set(d, maximum);
+  VF total = hn::Zero(d);
+  std::int64_t k = 0;
+  for (; k + lanes <= count; k += lanes) {
+    const VF e = Exp(d, hn::Sub(hn::LoadU(d, row + k), shift));
+    if (keep) hn::StoreU(e, d, row + k);
+    total = hn::Add(total, e);
+  }
+  if (k < count) {
+    const VF e =
+        hn::IfThenElseZero(hn::FirstN(d, static_cast<std::size_t>(count - k)), Exp(d, hn::Sub(LoadPart(d, row + k, count - k), shift)));
+    if (keep) StorePart(e, d, row + k, count - k);
+    total = hn::Add(total, e);
+  }
+  return Sum(d, total);
+}
+
+HWY_INLINE void ScaleRow(float* row, std::int64_t count, float scale) {
+  const DF d;
+  const std::int64_t lanes = static_cast<std::int64_t>(hn::Lanes(d));
+  const VF factor = hn::Set(d, scale);
+  std::int64_t k = 0;
+  for (; k + lanes <= count; k += lanes) hn::StoreU(hn::Mul(hn::LoadU(d, row + k), factor), d, row + k);
+  for (; k < count; ++k) row[k] *= scale;
+}
+
+void CrossEntropyRows(float* logits, const std::int64_t* targets, const float* weights, std::int64_t ignore_index, float scale,
+                      bool gradients, double* losses, std::int64_t begin, std::int64_t end, std::int64_t num_classes) {
+  for (std::int64_t r = begin; r < end; ++r) {
+    float* row = logits + r * num_classes;
+    const std::int64_t target = targets[r];
+    if (target == ignore_index) {
+      losses[r] = 0.0;
+      if (gradients) std::memset(row, 0, static_cast<std::size_t>(num_classes) * sizeof(float));
+      continue;
+    }
+    const float weight = weights == nullptr ? 1.0f : weights[r];
+    const float target_logit = row[target];
+    const float maximum = RowMaximum(row, num_classes);
+    const float sum = ExpRow(row, num_classes, maximum, gradients);
+    losses[r] = weight * (static_cast<double>(maximum) + std::log(static_cast<double>(sum)) - target_logit);
+    if (!gradients) continue;
+    ScaleRow(row, num_classes, weight * scale / sum);
+    row[target] -= weight * scale;
+  }
+}
+
+}  // namespace HWY_NAMESPACE
+}  // namespace headroom
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace headroom {
+HWY_EXPORT(CrossEntropyRows);
+
+namespace kernels {
+
+void cross_entropy_rows(float* logits, const std::int64_t* targets, const float* weights, std::int64_t ignore_index, float scale,
+                        bool gradients, double* losses, std::int64_t begin, std::int64_t end, std::int64_t num_classes) {
+  HWY_DYNAMIC_DISPATCH(CrossEntropyRows)
+  (logits, targets, weights, ignore_index, scale, gradients, losses, begin, end, num_classes);
+}
+
+}  // namespace kernels
+}  // namespace headroom
+#endif

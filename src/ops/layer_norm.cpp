@@ -1,0 +1,46 @@
+#include <headroom/ops/layer_norm.h>
+
+#include "ops/once.h"
+#include "ops/passes.h"
+#include "ops/plain.h"
+#include "ops/sizes.h"
+
+#include <torch/csrc/autograd/custom_function.h>
+
+#include <ATen/ATen.h>
+
+namespace headroom {
+namespace {
+
+using torch::autograd::AutogradContext;
+using torch::autograd::variable_list;
+
+struct LayerNormFunction : torch::autograd::Function<LayerNormFunction> {
+  static at::Tensor forward(AutogradContext* ctx, const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias, double eps) {
+    const std::int64_t num_rows = x.size(-1) == 0 ? 0 : x.numel() / x.size(-1);
+    at::Tensor y = at::empty_like(x), mean = ops::make_floats({num_rows}, x), rstd = ops::make_floats({num_rows}, x);
+    ops::layer_norm_forward(x, weight, bias, eps, y, mean, rstd);
+    ctx->save_for_backward({x, weight, bias, mean, rstd});
+    return y;
+  }
+
+  static variable_list backward(AutogradContext* ctx, variable_list grads) {
+    ops::check_differentiated_once("layer_norm");
+    const variable_list saved = ctx->get_saved_variables();
+    at::Tensor dx = at::empty_like(saved[0]);
+    const ops::ParameterGrad dweight(saved[1], ctx->needs_input_grad(1)), dbias(saved[2], ctx->needs_input_grad(2));
+    ops::layer_norm_backward(grads[0].contiguous(), saved[0], saved[3], saved[4], saved[1], {}, dx, dweight, dbias);
+    return {dx, dweight.returned, dbias.returned, {}};
+  }
+};
+
+}  // namespace
+
+at::Tensor layer_norm(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias, double eps) {
+  if (weight.defined()) ops::check_sizes(weight, {x.size(-1)}, "the weight of layer_norm");
+  if (bias.defined()) ops::check_sizes(bias, {x.size(-1)}, "the bias of layer_norm");
+  if (!ops::has_kernels(x)) return ops::plain_layer_norm(x, weight, bias, eps);
+  return LayerNormFunction::apply(x.contiguous(), ops::or_empty(weight, x), ops::or_empty(bias, x), eps);
+}
+
+}  // namespace headroom

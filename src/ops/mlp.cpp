@@ -1,0 +1,248 @@
+#include <headroom/ops/transformer.h>
+
+#include "ops/once.h"
+#include "ops/passes.h"
+#include "ops/plain.h"
+#include "ops/sizes.h"
+
+#include <headroom/ops/dropout.h>
+
+#include <torch/csrc/autograd/custom_function.h>
+
+#include <ATen/ATen.h>
+
+#include <algorithm>
+
+namespace headroom {
+namespace {
+
+using torch::autograd::AutogradContext;
+using torch::autograd::variable_list;
+
+struct Call {
+  GeluKind gelu = GeluKind::kTanh;
+  double dropout_p = 0.0, norm_eps = 0.0;
+  std::int64_t seed = 0;
+  bool residual = false, wants_grad = false, keep_norm = true, keep_hidden = true, keep_gelu = true;
+};
+
+// The first seven are the tensors that autograd knows, in its order.
+enum Saved { kX, kNormWeight, kNormBias, kHiddenWeight, kHiddenBias, kOutWeight, kOutBias, kMean, kRstd, kNorm, kHidden, kGelu };
+
+// The wide layer goes through in pieces of about a thousand rows: what is not kept exists for one piece only, and matrix products of that
+// size lose nothing. The pieces depend on the number of rows alone, so that all ways of keeping give the same bits.
+struct Pieces {
+  explicit Pieces(std::int64_t count) : num_rows(count) {
+    const std::int64_t num_pieces = std::max<std::int64_t>(1, num_rows / 1024);
+    rows = std::max<std::int64_t>(1, (num_rows + num_pieces - 1) / num_pieces);
+  }
+  std::int64_t num_rows, rows = 1;
+};
+
+// Rows [begin, begin + count) of a kept tensor, or the first rows of the buffer that stands in for it.
+at::Tensor piece(const at::Tensor& kept, const at::Tensor& buffer, std::int64_t begin, std::int64_t count) {
+  return kept.defined() ? kept.narrow(0, begin, count) : buffer.narrow(0, 0, count);
+}
+
+struct Mlp : torch::autograd::Function<Mlp> {
+  static at::Tensor forward(AutogradContext* ctx, const at::Tensor& x, const at::Tensor& norm_weight, const at::Tensor& norm_bias,
+                            const at::Tensor& hidden_weight, const at::Tensor& hidden_bias, const at::Tensor& out_weight,
+                            const at::Tensor& out_bias, const Call& call) {
+    const std::int64_t width = x.size(-1), hidden_width = hidden_weight.size(0), num_rows = width == 0 ? 0 : x.numel() / width;
+    const Pieces pieces(num_rows);
+    const std::int64_t most = std::min(num_rows, pieces.rows);
+    const bool has_norm = ops::present(norm_weight), wants = call.wants_grad;
+    const auto full = [&](bool keep, std::int64_t columns) { return keep ? ops::make_floats({num_rows, columns}, x) : at::Tensor(); };
+    const auto buffer = [&](bool needed, std::int64_t columns) { return needed ? ops::make_floats({most, columns}, x) : at::Tensor(); };
+    const at::Tensor rows = x.view({num_rows, width});
+    at::Tensor mean = full(has_norm, 1), rstd = full(has_norm, 1);
+    const at::Tensor norm = full(has_norm && wants && call.keep_norm, width);
+    const at::Tensor hidden = full(wants && call.keep_hidden, hidden_width), gelu = full(wants && call.keep_gelu, hidden_width);
+    const at::Tensor out = at::empty_like(x), out_rows = out.view({num_rows, width});
+    {
+      const at::Tensor norm_piece = buffer(has_norm && !norm.defined(), width);
+      const at::Tensor gelu_piece = buffer(!gelu.defined(), hidden_width);
+      for (std::int64_t begin = 0; begin < num_rows; begin += pieces.rows) {
+        const std::int64_t count = std::min(pieces.rows, num_rows - begin);
+        const at::Tensor in = rows.narrow(0, begin, count);
+        at::Tensor normed = in;
+        if (has_norm) {
+          normed = piece(norm, norm_piece, begin, count);
+          ops::layer_norm_forward(in, norm_weight, norm_bias, call.norm_eps, normed, mean.narrow(0, begin, count),
+                                  rstd.narrow(0, begin, count));
+        }
+        const at::Tensor g = piece(gelu, gelu_piece, begin, count);
+        const at::Tensor h = hidden.defined() ? hidden.narrow(0, begin, count) : g;
+        ops::linear(normed, hidden_weight, h, 0.0);
+        ops::bias_gelu_forward(call.gelu, h, hidden_bias, g);
+        add_output(g, out_weight, out_bias, in, call, begin, out_rows.narrow(0, begin, count));
+      }
+    }
+    if (wants) {
+      ctx->save_for_backward({x, norm_weight, norm_bias, hidden_weight, hidden_bias, out_weight, out_bias, mean, rstd, norm, hidden, gelu});
+      ctx->saved_data["gelu"] = static_cast<std::int64_t>(call.gelu);
+      ctx->saved_data["residual"] = call.residual;
+      ctx->saved_data["dropout_p"] = call.dropout_p;
+      ctx->saved_data["seed"] = call.seed;
+    }
+    return out;
+  }
+
+  // out = (residual ? x : 0) + dropout(gelu out_weight^T + bias)
+  static void add_output(const at::Tensor& gelu, const at::Tensor& weight, const at::Tensor& bias, const at::Tensor& x, const Call& call,
+                         std::int64_t first_row, const at::Tensor& out) {
+    if (call.residual && call.dropout_p == 0.0) {
+      ops::add_bias(x, bias, out);
+      ops::linear(gelu, weight, out, 1.0);
+      return;
+    }
+    ops::linear(gelu, weight, out, 0.0);
+    if (call.dropout_p != 0.0) {
+      const kernels::Dropout dropout = ops::dropout_from_seed(call.dropout_p, static_cast<std::uint64_t>(call.seed));
+      ops::dropout_add(dropout, out, bias, call.residual ? x : at::Tensor(), out, first_row);
+    } else if (ops::present(bias)) {
+      ops::add_bias(out, bias, out);
+    }
+  }
+
+  static variable_list backward(AutogradContext* ctx, variable_list grads) {
+    ops::check_differentiated_once("mlp");
+    const variable_list saved = ctx->get_saved_variables();
+    const at::Tensor dout = grads[0].contiguous();
+    const std::int64_t width = saved[kX].size(-1);
+    const std::int64_t num_rows = width == 0 ? 0 : dout.numel() / width;
+    const at::Tensor rows = saved[kX].view({num_rows, width}), dout_rows = dout.view({num_rows, width});
+    at::Tensor d = dout_rows;  // before dropout
+    if (const double p = ctx->saved_data["dropout_p"].toDouble(); p != 0.0) {
+      d = at::empty_like(dout_rows);
+      const auto seed = static_cast<std::uint64_t>(ctx->saved_data["seed"].toInt());
+      ops::dropout_add(ops::dropout_from_seed(p, seed), dout_rows, {}, {}, d);
+    }
+    variable_list result(8);
+    const ops::ParameterGrad dbias(saved[kOutBias], ctx->needs_input_grad(kOutBias));
+    if (dbias.wanted()) ops::column_sums(d, dbias.gradient, dbias.accumulate);
+    result[kOutBias] = dbias.returned;
+    at::Tensor dx = at::empty_like(dout);
+    const at::Tensor dx_rows = dx.view({num_rows, width});
+    hidden_grads(ctx, saved, rows, d, dx_rows, result);
+    d = at::Tensor();
+    finish_input_grad(ctx, saved, rows, dout_rows, dx_rows, result);
+    if (ctx->needs_input_grad(kX)) result[kX] = dx;
+    return result;
+  }
+
+  // Writes the gradients of both weights and of the hidden bias, and into `dx` the gradient of what the hidden layer is given.
+  static void hidden_grads(AutogradContext* ctx, const variable_list& saved, const at::Tensor& rows, const at::Tensor& d,
+                           const at::Tensor& dx, variable_list& result) {
+    const auto kind = static_cast<GeluKind>(ctx->saved_data["gelu"].toInt());
+    const ops::ParameterGrad dhidden_weight(saved[kHiddenWeight], ctx->needs_input_grad(kHiddenWeight));
+    const ops::ParameterGrad dhidden_bias(saved[kHiddenBias], ctx->needs_input_grad(kHiddenBias));
+    const ops::ParameterGrad dout_weight(saved[kOutWeight], ctx->needs_input_grad(kOutWeight));
+    result[kHiddenWeight] = dhidden_weight.returned;
+    result[kHiddenBias] = dhidden_bias.returned;
+    result[kOutWeight] = dout_weight.returned;
+    const std::int64_t num_rows = rows.size(0), width = rows.size(1), hidden_width = saved[kHiddenWeight].size(0);
+    const Pieces pieces(num_rows);
+    const std::int64_t most = std::min(num_rows, pieces.rows);
+    const bool has_norm = ops::present(saved[kNormWeight]);
+    const at::Tensor dhidden = ops::make_floats({most, hidden_width}, d);
+    const at::Tensor norm_piece = has_norm && !saved[kNorm].defined() ? ops::make_floats({most, width}, d) : at::Tensor();
+    const at::Tensor hidden_piece = saved[kHidden].defined() ? at::Tensor() : ops::make_floats({most, hidden_width}, d);
+    const at::Tensor gelu_piece = saved[kGelu].defined() ? at::Tensor() : ops::make_floats({most, hidden_width}, d);
+    for (std::int64_t begin = 0; begin < num_rows; begin += pieces.rows) {
+      const std::int64_t count = std::min(pieces.rows, num_rows - begin);
+      const at::Tensor d_piece = d.narrow(0, begin, count), dh = dhidden.narrow(0, 0, count);
+      at::Tensor normed = rows.narrow(0, begin, count);
+      if (has_norm) {
+        normed = piece(saved[kNorm], norm_piece, begin, count);
+        if (!saved[kNorm].defined()) {
+          ops::layer_norm_apply(rows.narrow(0, begin, count), saved[kNormWeight], saved[kNormBias], saved[kMean].narrow(0, begin, count),
+                                saved[kRstd].narrow(0, begin, count), normed);
+        }
+      }
+      const at::Tensor h = piece(saved[kHidden], hidden_piece, begin, count), g = piece(saved[kGelu], gelu_piece, begin, count);
+      if (!saved[kHidden].defined()) ops::linear(normed, saved[kHiddenWeight], h, 0.0);
+      ops::linear_grad_input(d_piece, saved[kOutWeight], dh);
+      ops::bias_gelu_backward(kind, h, saved[kHiddenBias], dh, saved[kGelu].defined() ? at::Tensor() : g, dhidden_bias.gradient,
+                              begin != 0 || dhidden_bias.accumulate);
+      if (dout_weight.wanted()) ops::linear_grad_weight(d_piece, g, dout_weight.gradient, begin == 0 ? dout_weight.beta() : 1.0);
+      if (dhidden_weight.wanted()) {
+        ops::linear_grad_weight(dh, normed, dhidden_weight.gradient, begin == 0 ? dhidden_weight.beta() : 1.0);
+      }
+      ops::linear_grad_input(dh, saved[kHiddenWeight], dx.narrow(0, begin, count));
+    }
+  }
+
+  // Through the norm and the residual, in place.
+  static void finish_input_grad(AutogradContext* ctx, const variable_list& saved, const at::Tensor& rows, const at::Tensor& dout,
+                                const at::Tensor& dx, variable_list& result) {
+    const at::Tensor residual = ctx->saved_data["residual"].toBool() ? dout : at::Tensor();
+    if (!ops::present(saved[kNormWeight])) {
+      if (residual.defined() && !dx.is_meta()) at::Tensor(dx).add_(residual);
+      return;
+    }
+    const ops::ParameterGrad dweight(saved[kNormWeight], ctx->needs_input_grad(kNormWeight));
+    const ops::ParameterGrad dbias(saved[kNormBias], ctx->needs_input_grad(kNormBias));
+    ops::layer_norm_backward(dx, rows, saved[kMean], saved[kRstd], saved[kNormWeight], residual, dx, dweight, dbias);
+    result[kNormWeight] = dweight.returned;
+    result[kNormBias] = dbias.returned;
+  }
+};
+
+void check_weights(const at::Tensor& x, const MlpWeights& weights) {
+  const std::int64_t width = x.size(-1), hidden_width = weights.hidden_weight.size(0);
+  ops::check_sizes(weights.hidden_weight, {hidden_width, width}, "hidden_weight");
+  ops::check_sizes(weights.out_weight, {width, hidden_width}, "out_weight");
+  if (weights.norm_weight.defined()) ops::check_sizes(weights.norm_weight, {width}, "norm_weight");
+  if (weights.norm_bias.defined()) ops::check_sizes(weights.norm_bias, {width}, "norm_bias");
+  if (weights.hidden_bias.defined()) ops::check_sizes(weights.hidden_bias, {hidden_width}, "hidden_bias");
+  if (weights.out_bias.defined()) ops::check_sizes(weights.out_bias, {width}, "out_bias");
+}
+
+at::Tensor run(const at::Tensor& x, const MlpWeights& weights, const BlockOptions& options, bool residual) {
+  check_weights(x, weights);
+  if (!ops::has_kernels(x)) {
+    const at::Tensor norm =
+        weights.norm_weight.defined() ? ops::plain_layer_norm(x, weights.norm_weight, weights.norm_bias, options.norm_eps) : x;
+    const at::Tensor gelu = ops::plain_gelu(ops::plain_linear(norm, weights.hidden_weight, weights.hidden_bias), options.gelu);
+    const at::Tensor out = dropout(ops::plain_linear(gelu, weights.out_weight, weights.out_bias), options.residual_dropout_p);
+    return residual ? x + out : out;
+  }
+  Call call;
+  call.gelu = options.gelu;
+  call.dropout_p = options.residual_dropout_p;
+  call.seed = static_cast<std::int64_t>(ops::draw_dropout(options.residual_dropout_p).seed);
+  call.norm_eps = options.norm_eps;
+  call.residual = residual;
+  call.keep_gelu = options.keep < BlockKeep::kNoGelu;
+  call.keep_norm = options.keep < BlockKeep::kNoGeluNorms;
+  call.keep_hidden = options.keep < BlockKeep::kAttention;
+  call.wants_grad = ops::wants_grad(
+      {x, weights.norm_weight, weights.norm_bias, weights.hidden_weight, weights.hidden_bias, weights.out_weight, weights.out_bias});
+  return Mlp::apply(x.contiguous(), ops::or_empty(weights.norm_weight, x), ops::or_empty(weights.norm_bias, x),
+                    weights.hidden_weight.contiguous(), ops::or_empty(weights.hidden_bias, x), weights.out_weight.contiguous(),
+                    ops::or_empty(weights.out_bias, x), call);
+}
+
+}  // namespace
+
+at::Tensor mlp_residual(const at::Tensor& x, const MlpWeights& weights, const BlockOptions& options) {
+  return run(x, weights, options, true);
+}
+
+at::Tensor mlp(const at::Tensor& x, const MlpWeights& weights, const BlockOptions& options) {
+  MlpWeights without_norm = weights;
+  without_norm.norm_weight = without_norm.norm_bias = at::Tensor();
+  return run(x, without_norm, options, false);
+}
+
+at::Tensor transformer_block(const at::Tensor& x, const AttentionWeights& attention, const MlpWeights& mlp, const BlockOptions& options) {
+  return mlp_residual(attention_residual(x, attention, options), mlp, options);
+}
+
+const std::vector<std::string>& block_keep_names() {
+  static const std::vector<std::string> names{"keep", "no_gelu", "no_gelu_norms", "no_gelu_norms_qkv", "attention"};
+  return names;
+}
+
+}  // namespace headroom

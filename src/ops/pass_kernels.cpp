@@ -1,0 +1,275 @@
+#include "ops/kernels.h"
+
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "ops/pass_kernels.cpp"
+#include <hwy/foreach_target.h>
+#include <hwy/highway.h>
+
+#include "ops/simd-inl.h"
+
+#include <cmath>
+
+HWY_BEFORE_NAMESPACE();
+namespace headroom {
+namespace HWY_NAMESPACE {
+
+using kernels::Dropout;
+
+// Calls body(column, load, store) for every vector of a row; the last one may be partial.
+template <class Body>
+HWY_INLINE void ForEachVector(std::int64_t width, Body&& body) {
+  const DF d;
+  const std::int64_t lanes = static_cast<std::int64_t>(hn::Lanes(d));
+  const auto load = [d](const float* p) HWY_ATTR { return hn::LoadU(d, p); };
+  const auto store = [d](VF v, float* p) HWY_ATTR { hn::StoreU(v, d, p); };
+  std::int64_t j = 0;
+  for (; j + lanes <= width; j += lanes) body(j, load, store);
+  if (j < width) {
+    const std::int64_t rest = width - j;
+    body(
+        j, [d, rest](const float* p) HWY_ATTR { return LoadPart(d, p, rest); },
+        [d, rest](VF v, float* p) HWY_ATTR { StorePart(v, d, p, rest); });
+  }
+}
+
+void NormalizeRow(const float* x, const float* gamma, const float* beta, float mean, float rstd, float* y, std::int64_t width) {
+  const DF d;
+  const VF vm = hn::Set(d, mean);
+  const VF vr = hn::Set(d, rstd);
+  ForEachVector(width, [&](std::int64_t j, auto load, auto store) HWY_ATTR {
+    const VF hat = hn::Mul(hn::Sub(load(x + j), vm), vr);
+    const VF g = gamma == nullptr ? hn::Set(d, 1.0f) : load(gamma + j);
+    const VF b = beta == nullptr ? hn::Zero(d) : load(beta + j);
+    store(hn::MulAdd(hat, g, b), y + j);
+  });
+}
+
+void LayerNormForward(const float* x, const float* gamma, const float* beta, float eps, float* y, float* mean, float* rstd,
+                      std::int64_t begin, std::int64_t end, std::int64_t width) {
+  const DF d;
+  const std::int64_t lanes = static_cast<std::int64_t>(hn::Lanes(d));
+  const float inverse = 1.0f / static_cast<float>(width);
+  for (std::int64_t r = begin; r < end; ++r) {
+    const float* row = x + r * width;
+    VF sum = hn::Zero(d);
+    ForEachVector(width, [&](std::int64_t j, auto load, auto) HWY_ATTR { sum = hn::Add(sum, load(row + j)); });
+    const float m = Sum(d, sum) * inverse;
+    const VF vm = hn::Set(d, m);
+    VF squares = hn::Zero(d);
+    ForEachVector(width, [&](std::int64_t j, auto load, auto) HWY_ATTR {
+      VF diff = hn::Sub(load(row + j), vm);
+      if (j + lanes > width) diff = hn::IfThenElseZero(hn::FirstN(d, static_cast<std::size_t>(width - j)), diff);
+      squares = hn::MulAdd(diff, diff, squares);
+    });
+    mean[r] = m;
+    rstd[r] = 1.0f / std::sqrt(Sum(d, squares) * inverse + eps);
+    if (y != nullptr) NormalizeRow(row, gamma, beta, mean[r], rstd[r], y + r * width, width);
+  }
+}
+
+void LayerNormApply(const float* x, const float* gamma, const float* beta, const float* mean, const float* rstd, float* y,
+                    std::int64_t begin, std::int64_t end, std::int64_t width) {
+  for (std::int64_t r = begin; r < end; ++r) NormalizeRow(x + r * width, gamma, beta, mean[r], rstd[r], y + r * width, width);
+}
+
+void LayerNormBackward(const float* dy, const float* x, const float* mean, const float* rstd, const float* gamma, const float* residual,
+                       float* dx, float* dgamma, float* dbeta, std::int64_t begin, std::int64_t end, std::int64_t width) {
+  const DF d;
+  const float inverse = 1.0f / static_cast<float>(width);
+  for (std::int64_t r = begin; r < end; ++r) {
+    const float* xr = x + r * width;
+    const float* dr = dy + r * width;
+    const VF vm = hn::Set(d, mean[r]);
+    const VF vr = hn::Set(d, rstd[r]);
+    VF sum = hn::Zero(d);      // of dy * gamma
+    VF sum_hat = hn::Zero(d);  // of dy * gamma * hat
+    // A partial load of dy is 0 beyond the end, so that the sums need no mask.
+    ForEachVector(width, [&](std::int64_t j, auto load, auto store) HWY_ATTR {
+      const VF hat = hn::Mul(hn::Sub(load(xr + j), vm), vr);
+      const VF grad = load(dr + j);
+      if (dgamma != nullptr) {
+        store(hn::MulAdd(grad, hat, load(dgamma + j)), dgamma + j);
+        store(hn::Add(grad, load(dbeta + j)), dbeta + j);
+      }
+      const VF scaled = gamma == nullptr ? grad : hn::Mul(grad, load(gamma + j));
+      sum = hn::Add(sum, scaled);
+      sum_hat = hn::MulAdd(scaled, hat, sum_hat);
+    });
+    const VF a = hn::Set(d, Sum(d, sum) * inverse);
+    const VF c = hn::Set(d, Sum(d, sum_hat) * inverse);
+    ForEachVector(width, [&](std::int64_t j, auto load, auto store) HWY_ATTR {
+      const VF hat = hn::Mul(hn::Sub(load(xr + j), vm), vr);
+      const VF grad = load(dr + j);
+      const VF scaled = gamma == nullptr ? grad : hn::Mul(grad, load(gamma + j));
+      VF v = hn::Mul(vr, hn::Sub(hn::Sub(scaled, a), hn::Mul(hat, c)));
+      if (residual != nullptr) v = hn::Add(v, load(residual + r * width + j));
+      store(v, dx + r * width + j);
+    });
+  }
+}
+
+template <GeluKind kKind>
+HWY_INLINE void GeluParts(VF x, VF& cdf, VF& slope) {
+  if (kKind == GeluKind::kExact) {
+    GeluExactParts(DF(), x, cdf, slope);
+  } else {
+    GeluTanhParts(DF(), x, cdf, slope);
+  }
+}
+
+template <GeluKind kKind>
+void BiasGeluForwardOf(const float* h, const float* bias, float* y, std::int64_t begin, std::int64_t end, std::int64_t width) {
+  const DF d;
+  for (std::int64_t r = begin; r < end; ++r) {
+    ForEachVector(width, [&](std::int64_t j, auto load, auto store) HWY_ATTR {
+      VF x = load(h + r * width + j);
+      if (bias != nullptr) x = hn::Add(x, load(bias + j));
+      VF cdf = hn::Zero(d), slope = hn::Zero(d);
+      GeluParts<kKind>(x, cdf, slope);
+      store(hn::Mul(x, cdf), y + r * width + j);
+    });
+  }
+}
+
+template <GeluKind kKind>
+void BiasGeluBackwardOf(const float* h, const float* bias, float* grad, float* y, float* dbias, std::int64_t begin, std::int64_t end,
+                        std::int64_t width) {
+  const DF d;
+  for (std::int64_t r = begin; r < end; ++r) {
+    ForEachVector(width, [&](std::int64_t j, auto load, auto store) HWY_ATTR {
+      const std::int64_t at = r * width + j;
+      VF x = load(h + at);
+      if (bias != nullptr) x = hn::Add(x, load(bias + j));
+      VF cdf = hn::Zero(d), slope = hn::Zero(d);
+      GeluParts<kKind>(x, cdf, slope);
+      if (y != nullptr) store(hn::Mul(x, cdf), y + at);
+      const VF v = hn::Mul(load(grad + at), hn::MulAdd(x, slope, cdf));
+      store(v, grad + at);
+      if (dbias != nullptr) store(hn::Add(load(dbias + j), v), dbias + j);
+    });
+  }
+}
+
+void BiasGeluForward(GeluKind kind, const float* h, const float* bias, float* y, std::int64_t begin, std::int64_t end, std::int64_t width) {
+  if (kind == GeluKind::kExact) {
+    BiasGeluForwardOf<GeluKind::kExact>(h, bias, y, begin, end, width);
+  } else {
+    BiasGeluForwardOf<GeluKind::kTanh>(h, bias, y, begin, end, width);
+  }
+}
+
+void BiasGeluBackward(GeluKind kind, const float* h, const float* bias, float* grad, float* y, float* dbias, std::int64_t begin,
+                      std::int64_t end, std::int64_t width) {
+  if (kind == GeluKind::kExact) {
+    BiasGeluBackwardOf<GeluKind::kExact>(h, bias, grad, y, dbias, begin, end, width);
+  } else {
+    BiasGeluBackwardOf<GeluKind::kTanh>(h, bias, grad, y, dbias, begin, end, width);
+  }
+}
+
+void AddBias(const float* x, const float* bias, float* y, std::int64_t begin, std::int64_t end, std::int64_t width) {
+  for (std::int64_t r = begin; r < end; ++r) {
+    ForEachVector(width, [&](std::int64_t j, auto load, auto store) HWY_ATTR {
+      const VF v = load(x + r * width + j);
+      store(bias == nullptr ? v : hn::Add(v, load(bias + j)), y + r * width + j);
+    });
+  }
+}
+
+void DropoutAdd(const Dropout& dropout, const float* x, const float* bias, const float* residual, float* y, std::int64_t first_row,
+                std::int64_t begin, std::int64_t end, std::int64_t width) {
+  const DF d;
+  const VF scale = hn::Set(d, dropout.scale);
+  for (std::int64_t r = begin; r < end; ++r) {
+    const kernels::RowKeys keys = kernels::row_keys(dropout.seed, static_cast<std::uint64_t>(first_row + r));
+    ForEachVector(width, [&](std::int64_t j, auto load, auto store) HWY_ATTR {
+      const std::int64_t at = r * width + j;
+      VF v = load(x + at);
+      if (bias != nullptr) v = hn::Add(v, load(bias + j));
+      v = hn::Mul(v, KeepFactor(d, keys.key0, keys.key1, static_cast<std::uint32_t>(j), dropout.threshold, scale));
+      if (residual != nullptr) v = hn::Add(v, load(residual + at));
+      store(v, y + at);
+    });
+  }
+}
+
+void ColumnSums(const float* x, float* sums, std::int64_t begin, std::int64_t end, std::int64_t width) {
+  for (std::int64_t r = begin; r < end; ++r) {
+    ForEachVector(
+        width, [&](std::int64_t j, auto load, auto store) HWY_ATTR { store(hn::Add(load(sums + j), load(x + r * width + j)), sums + j); });
+  }
+}
+
+void ReduceRows(const float* x, float* out, std::int64_t count, std::int64_t width, bool accumulate, std::int64_t begin, std::int64_t end) {
+  const DF d;
+  ForEachVector(end - begin, [&](std::int64_t j, auto load, auto store) HWY_ATTR {
+    VF sum = accumulate ? load(out + begin + j) : hn::Zero(d);
+    for (std::int64_t r = 0; r < count; ++r) sum = hn::Add(sum, load(x + r * width + begin + j));
+    store(sum, out + begin + j);
+  });
+}
+
+}  // namespace HWY_NAMESPACE
+}  // namespace headroom
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace headroom {
+HWY_EXPORT(LayerNormForward);
+HWY_EXPORT(LayerNormApply);
+HWY_EXPORT(LayerNormBackward);
+HWY_EXPORT(BiasGeluForward);
+HWY_EXPORT(BiasGeluBackward);
+HWY_EXPORT(AddBias);
+HWY_EXPORT(DropoutAdd);
+HWY_EXPORT(ColumnSums);
+HWY_EXPORT(ReduceRows);
+
+namespace kernels {
+
+void layer_norm_forward(const float* x, const float* gamma, const float* beta, float eps, float* y, float* mean, float* rstd,
+                        std::int64_t begin, std::int64_t end, std::int64_t width) {
+  HWY_DYNAMIC_DISPATCH(LayerNormForward)(x, gamma, beta, eps, y, mean, rstd, begin, end, width);
+}
+
+void layer_norm_apply(const float* x, const float* gamma, const float* beta, const float* mean, const float* rstd, float* y,
+                      std::int64_t begin, std::int64_t end, std::int64_t width) {
+  HWY_DYNAMIC_DISPATCH(LayerNormApply)(x, gamma, beta, mean, rstd, y, begin, end, width);
+}
+
+void layer_norm_backward(const float* dy, const float* x, const float* mean, const float* rstd, const float* gamma, const float* residual,
+                         float* dx, float* dgamma, float* dbeta, std::int64_t begin, std::int64_t end, std::int64_t width) {
+  HWY_DYNAMIC_DISPATCH(LayerNormBackward)(dy, x, mean, rstd, gamma, residual, dx, dgamma, dbeta, begin, end, width);
+}
+
+void bias_gelu_forward(GeluKind kind, const float* h, const float* bias, float* y, std::int64_t begin, std::int64_t end,
+                       std::int64_t width) {
+  HWY_DYNAMIC_DISPATCH(BiasGeluForward)(kind, h, bias, y, begin, end, width);
+}
+
+void bias_gelu_backward(GeluKind kind, const float* h, const float* bias, float* d, float* y, float* dbias, std::int64_t begin,
+                        std::int64_t end, std::int64_t width) {
+  HWY_DYNAMIC_DISPATCH(BiasGeluBackward)(kind, h, bias, d, y, dbias, begin, end, width);
+}
+
+void add_bias(const float* x, const float* bias, float* y, std::int64_t begin, std::int64_t end, std::int64_t width) {
+  HWY_DYNAMIC_DISPATCH(AddBias)(x, bias, y, begin, end, width);
+}
+
+void dropout_add(const Dropout& dropout, const float* x, const float* bias, const float* residual, float* y, std::int64_t first_row,
+                 std::int64_t begin, std::int64_t end, std::int64_t width) {
+  HWY_DYNAMIC_DISPATCH(DropoutAdd)(dropout, x, bias, residual, y, first_row, begin, end, width);
+}
+
+void column_sums(const float* x, float* sums, std::int64_t begin, std::int64_t end, std::int64_t width) {
+  HWY_DYNAMIC_DISPATCH(ColumnSums)(x, sums, begin, end, width);
+}
+
+void reduce_rows(const float* x, float* out, std::int64_t count, std::int64_t width, bool accumulate, std::int64_t begin,
+                 std::int64_t end) {
+  HWY_DYNAMIC_DISPATCH(ReduceRows)(x, out, count, width, accumulate, begin, end);
+}
+
+}  // namespace kernels
+}  // namespace headroom
+#endif

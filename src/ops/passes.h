@@ -1,0 +1,84 @@
+#pragma once
+
+// Kernels on tensors: what kernels.h does to rows, done to whole tensors by all threads. Tensors are contiguous floats; an undefined or
+// empty tensor leaves out an optional part. On the meta device nothing is computed, so that a function built from these allocates the
+// same sizes there as on the CPU. Results do not depend on the number of threads.
+
+#include "ops/kernels.h"
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+
+namespace headroom::ops {
+
+/// True when our kernels take a tensor like x: float on the CPU, or on the meta device.
+bool has_kernels(const at::Tensor& x);
+/// True when autograd will ask for a gradient of one of these.
+bool wants_grad(at::TensorList tensors);
+/// An undefined tensor as an empty one, which autograd functions can take; and whether a tensor is there.
+at::Tensor or_empty(const at::Tensor& tensor, const at::Tensor& like);
+inline bool present(const at::Tensor& tensor) { return tensor.defined() && tensor.numel() > 0; }
+
+/// Floats of uninitialised memory like x.
+at::Tensor make_floats(at::IntArrayRef sizes, const at::Tensor& like);
+
+/// Draws the seed of one call from LibTorch's default CPU generator. p = 0 draws nothing. Throws ConfigError unless 0 <= p <= 1.
+kernels::Dropout draw_dropout(double p);
+/// The same decisions from a kept seed.
+kernels::Dropout dropout_from_seed(double p, std::uint64_t seed);
+
+/// Where a backward writes the gradient of a parameter: straight into .grad where that is allowed (see direct_gradient.h), else into a new
+/// tensor that is returned to autograd.
+struct ParameterGrad {
+  /// `needed` is false when autograd does not ask for it.
+  ParameterGrad(const at::Tensor& parameter, bool needed);
+  bool wanted() const { return gradient.defined(); }
+  double beta() const { return accumulate ? 1.0 : 0.0; }
+
+  at::Tensor gradient;      ///< undefined: not wanted
+  at::Tensor returned;      ///< what backward returns
+  bool accumulate = false;  ///< add to what is there, instead of writing
+};
+
+// Matrices: x (n, in), w (out, in), y (n, out).
+/// y = beta * y + x w^T
+void linear(const at::Tensor& x, const at::Tensor& w, at::Tensor y, double beta);
+/// dx = dy w
+void linear_grad_input(const at::Tensor& dy, const at::Tensor& w, at::Tensor dx);
+/// dw = beta * dw + dy^T x
+void linear_grad_weight(const at::Tensor& dy, const at::Tensor& x, at::Tensor dw, double beta);
+
+// Rows: x, y, dy, dx (n, width).
+void layer_norm_forward(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias, double eps, at::Tensor y, at::Tensor mean,
+                        at::Tensor rstd);
+void layer_norm_apply(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias, const at::Tensor& mean, const at::Tensor& rstd,
+                      at::Tensor y);
+/// dx = residual + gradient; dx may be dy.
+void layer_norm_backward(const at::Tensor& dy, const at::Tensor& x, const at::Tensor& mean, const at::Tensor& rstd,
+                         const at::Tensor& weight, const at::Tensor& residual, at::Tensor dx, const ParameterGrad& dweight,
+                         const ParameterGrad& dbias);
+void bias_gelu_forward(GeluKind kind, const at::Tensor& h, const at::Tensor& bias, at::Tensor y);
+/// d becomes d * gelu'(h + bias); y (optional) becomes gelu(h + bias); dbias (optional) is written or added to.
+void bias_gelu_backward(GeluKind kind, const at::Tensor& h, const at::Tensor& bias, at::Tensor d, at::Tensor y, at::Tensor dbias,
+                        bool accumulate);
+void add_bias(const at::Tensor& x, const at::Tensor& bias, at::Tensor y);
+void dropout_add(const kernels::Dropout& dropout, const at::Tensor& x, const at::Tensor& bias, const at::Tensor& residual, at::Tensor y,
+                 std::int64_t first_row = 0);
+/// sums = (accumulate ? sums : 0) + the sum of the rows.
+void column_sums(const at::Tensor& x, at::Tensor sums, bool accumulate);
+
+// Attention.
+struct AttentionParams {
+  std::int64_t num_heads = 1;
+  bool causal = false;
+  kernels::Dropout dropout;
+  at::Tensor key_mask;  ///< (B, T) bool, contiguous; optional
+};
+/// qkv (B, T, 3C) without its bias -> y (B, T, C), lse (B, H, T)
+void attention_forward(const AttentionParams& params, const at::Tensor& qkv, const at::Tensor& bias, at::Tensor y, at::Tensor lse);
+/// dqkv (B, T, 3C) is written; it may be qkv, since every head is read before it is written.
+void attention_backward(const AttentionParams& params, const at::Tensor& qkv, const at::Tensor& bias, const at::Tensor& y,
+                        const at::Tensor& lse, const at::Tensor& dy, at::Tensor dqkv);
+
+}  // namespace headroom::ops

@@ -1,0 +1,41 @@
+#include <headroom/plan/plan.h>
+
+namespace headroom {
+
+const char* operation_name(OperationKind kind) {
+  switch (kind) {
+    case OperationKind::kForward:
+      return "forward";
+    case OperationKind::kForwardStore:
+      return "forward_store";
+    case OperationKind::kForwardKeep:
+      return "forward_keep";
+    case OperationKind::kBackward:
+      return "backward";
+    case OperationKind::kFree:
+      return "free";
+  }
+  return "";
+}
+
+Recompute recompute_of(const ChainCosts& chain, const std::vector<Operation>& operations) {
+  Recompute recompute;
+  std::vector<bool> ran(chain.stages.size() + 1, false);
+  double once_ns = 0;
+  for (const StageCosts& stage : chain.stages) once_ns += static_cast<double>(stage.forward_ns);
+  for (const Operation& operation : operations) {
+    if (operation.kind == OperationKind::kBackward || operation.kind == OperationKind::kFree) continue;
+    const StageCosts& stage = chain.stages[static_cast<std::size_t>(operation.stage) - 1];
+    if (ran[static_cast<std::size_t>(operation.stage)]) {
+      ++recompute.num_runs;
+      recompute.time_ns += operation.kind == OperationKind::kForwardKeep
+                               ? stage.options[static_cast<std::size_t>(operation.option)].forward_ns
+                               : stage.forward_ns;
+    }
+    ran[static_cast<std::size_t>(operation.stage)] = true;
+  }
+  if (once_ns > 0) recompute.fraction = static_cast<double>(recompute.time_ns) / once_ns;
+  return recompute;
+}
+
+}  // namespace headroom

@@ -1,0 +1,145 @@
+#include "train/profile_book.h"
+
+#include <headroom/core/error.h>
+#include <headroom/core/log.h>
+#include <headroom/report/json.h>
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+#include <sstream>
+#include <utility>
+
+namespace headroom {
+namespace {
+
+namespace fs = std::filesystem;
+
+// The format of `headroom plan --chain`, so that a measured chain can be planned again by hand.
+Json chain_json(const ChainCosts& chain) {
+  Json stages = Json::array();
+  for (const StageCosts& stage : chain.stages) {
+    Json options = Json::array();
+    for (const StageOption& option : stage.options) {
+      options.push(Json::object()
+                       .set("kept_bytes", option.kept_bytes)
+                       .set("forward_ns", option.forward_ns)
+                       .set("backward_ns", option.backward_ns)
+                       .set("forward_transient_bytes", option.forward_transient_bytes)
+                       .set("backward_transient_bytes", option.backward_transient_bytes));
+    }
+    stages.push(Json::object()
+                    .set("name", stage.name)
+                    .set("output_bytes", stage.output_bytes)
+                    .set("grad_bytes", stage.grad_bytes)
+                    .set("forward_ns", stage.forward_ns)
+                    .set("forward_transient_bytes", stage.forward_transient_bytes)
+                    .set("param_grad_bytes", stage.param_grad_bytes)
+                    .set("options", options));
+  }
+  return Json::object().set("stages", stages);
+}
+
+fs::path chain_file(const std::string& folder, std::int64_t num_samples, const char* kind) {
+  return fs::path(folder) / fmt::format("{}-{}.json", num_samples, kind);
+}
+
+// Of one step over this micro-batch with everything kept.
+double step_seconds(const ChainProfile& profile) {
+  double ns = 0.0;
+  for (const StageCosts& stage : profile.allocated.stages) {
+    ns += static_cast<double>(stage.options.front().forward_ns + stage.options.front().backward_ns);
+  }
+  return ns * 1e-9;
+}
+
+}  // namespace
+
+ProfileBook::ProfileBook(const Chain& chain, Load load, std::string cache_folder, std::string cache_key)
+    : chain_(chain), load_(std::move(load)), cache_folder_(std::move(cache_folder)), cache_key_(std::move(cache_key)) {
+  if (!cache_folder_.empty()) read_cache();
+}
+
+bool ProfileBook::measure(std::int64_t num_samples) {
+  if (is_measured(num_samples)) return true;
+  if (num_samples >= smallest_failure_) return false;
+  std::optional<ChainProfile> profile;
+  try {
+    const MicroBatch micro = load_(num_samples);
+    profile = profile_chain(chain_, micro);
+  } catch (const c10::OutOfMemoryError&) {
+    profile.reset();
+  }
+  if (!profile) {
+    smallest_failure_ = num_samples;
+    return false;
+  }
+  log_info(fmt::format("profiling {} distinct stages of {} at micro-batch {}: {:.2f} s", profile->num_distinct, chain_.size(), num_samples,
+                       profile->seconds));
+  seconds_ += profile->seconds;
+  if (!cache_folder_.empty()) write_cache(*profile);
+  measured_[num_samples] = std::move(*profile);
+  return true;
+}
+
+void ProfileBook::explore(std::int64_t num_samples) {
+  constexpr double kAlwaysAffordableSeconds = 0.5;
+  for (std::int64_t size = 1; size < num_samples; size *= 2) {
+    if (!measure(size)) return;
+    const double update_seconds = step_seconds(measured_.at(size)) * static_cast<double>(num_samples) / static_cast<double>(size);
+    if (size >= 4 && seconds_ > std::max(update_seconds, kAlwaysAffordableSeconds)) return;
+  }
+  measure(num_samples);
+}
+
+ChainProfile ProfileBook::at(std::int64_t num_samples) const {
+  const auto exact = measured_.find(num_samples);
+  if (exact != measured_.end()) return exact->second;
+  if (measured_.size() == 1) {
+    const ChainProfile& only = measured_.begin()->second;
+    return interpolate(empty_profile(only), only, num_samples);
+  }
+  auto upper = measured_.lower_bound(num_samples);
+  if (upper == measured_.end()) upper = std::prev(measured_.end());
+  if (upper == measured_.begin()) upper = std::next(upper);
+  return interpolate(std::prev(upper)->second, upper->second, num_samples);
+}
+
+void ProfileBook::read_cache() {
+  std::ifstream index(fs::path(cache_folder_) / "index.txt");
+  std::string key;
+  if (!index || !std::getline(index, key) || key != cache_key_) return;
+  std::int64_t num_samples = 0;
+  std::int64_t input_bytes = 0;
+  while (index >> num_samples >> input_bytes) {
+    try {
+      ChainProfile profile;
+      profile.num_samples = num_samples;
+      profile.input_bytes = input_bytes;
+      profile.appearing = read_chain_file(chain_file(cache_folder_, num_samples, "appearing").string());
+      profile.allocated = read_chain_file(chain_file(cache_folder_, num_samples, "allocated").string());
+      if (profile.appearing.stages.size() == chain_.size() && profile.allocated.stages.size() == chain_.size()) {
+        measured_[num_samples] = std::move(profile);
+      }
+    } catch (const Error& error) {
+      log_warning(fmt::format("the cached profile in {} is not usable and is made anew: {}", cache_folder_, error.what()));
+      measured_.clear();
+      return;
+    }
+  }
+}
+
+void ProfileBook::write_cache(const ChainProfile& profile) const {
+  fs::create_directories(cache_folder_);
+  write_file_atomically(chain_file(cache_folder_, profile.num_samples, "appearing").string(), chain_json(profile.appearing).dump() + "\n");
+  write_file_atomically(chain_file(cache_folder_, profile.num_samples, "allocated").string(), chain_json(profile.allocated).dump() + "\n");
+  std::string index = cache_key_ + "\n";
+  for (const auto& [size, other] : measured_) index += fmt::format("{} {}\n", size, other.input_bytes);
+  index += fmt::format("{} {}\n", profile.num_samples, profile.input_bytes);
+  write_file_atomically((fs::path(cache_folder_) / "index.txt").string(), index);
+}
+
+}  // namespace headroom

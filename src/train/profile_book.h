@@ -1,0 +1,50 @@
+#pragma once
+
+// What a chain costs at any micro-batch size, from measurements at a few.
+
+#include <headroom/execute/profile.h>
+#include <headroom/model/chain.h>
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <string>
+
+namespace headroom {
+
+class ProfileBook {
+ public:
+  using Load = std::function<MicroBatch(std::int64_t num_samples)>;
+
+  /// Reads what an earlier run left in `cache_folder` under the same key; an empty folder keeps nothing.
+  ProfileBook(const Chain& chain, Load load, std::string cache_folder, std::string cache_key);
+
+  /// Measures this size unless that was done before. False when a stage alone does not fit under the meter's cap.
+  bool measure(std::int64_t num_samples);
+
+  /// Measures a few sizes up to `num_samples`, doubling from 1, until a whole update's worth of time was spent or a size does not fit.
+  void explore(std::int64_t num_samples);
+
+  bool is_measured(std::int64_t num_samples) const { return measured_.count(num_samples) != 0; }
+  /// The smallest size that was found not to fit; a very large number when none was.
+  std::int64_t smallest_failure() const { return smallest_failure_; }
+
+  /// Measured, or on the line through the nearest measured sizes. At least one size must have been measured.
+  ChainProfile at(std::int64_t num_samples) const;
+
+  double seconds() const { return seconds_; }  ///< spent on measuring
+
+ private:
+  void read_cache();
+  void write_cache(const ChainProfile& profile) const;
+
+  const Chain& chain_;
+  Load load_;
+  std::string cache_folder_;
+  std::string cache_key_;
+  std::map<std::int64_t, ChainProfile> measured_;
+  std::int64_t smallest_failure_ = std::int64_t{1} << 62;
+  double seconds_ = 0.0;
+};
+
+}  // namespace headroom

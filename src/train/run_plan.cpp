@@ -1,0 +1,225 @@
+#include <headroom/train/run_plan.h>
+
+#include <headroom/core/bytes.h>
+#include <headroom/core/error.h>
+#include <headroom/core/log.h>
+#include <headroom/execute/executor.h>
+#include <headroom/memory/meter.h>
+#include <headroom/plan/policies.h>
+#include <headroom/plan/simulate.h>
+
+#include "train/profile_book.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <set>
+#include <utility>
+
+namespace headroom {
+namespace {
+
+// Bytes moved per nanosecond by an update, which is bound by memory: parameters, gradients and state are read and mostly written.
+constexpr double kUpdateBytesPerNs = 8.0;
+
+// With one micro-batch the gradients appear as backward goes; with several they are there from the second one on.
+constexpr std::size_t kAppearing = 0;
+constexpr std::size_t kAllocated = 1;
+
+std::int64_t parameter_bytes(const Chain& chain) {
+  std::int64_t bytes = 0;
+  for (const at::Tensor& parameter : chain.parameters()) bytes += static_cast<std::int64_t>(parameter.nbytes());
+  return bytes;
+}
+
+std::int64_t weight_bytes(const Chain& chain) {
+  std::int64_t bytes = parameter_bytes(chain);
+  for (const auto& [name, buffer] : chain.named_buffers()) bytes += static_cast<std::int64_t>(buffer.nbytes());
+  return bytes;
+}
+
+std::int64_t divide_up(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
+
+class RunPlanner {
+ public:
+  RunPlanner(const RunPlanRequest& request, const Chain& chain)
+      : request_(request), chain_(chain), book_(chain, request.load, request.cache_folder, request.cache_key) {
+    const std::int64_t live = MemoryMeter::instance().live_bytes();
+    resident_bytes_ = live - (request.optimizer_is_allocated ? request.optimizer_bytes : 0);
+    gradient_bytes_ = parameter_bytes(chain);
+  }
+
+  RunPlan run() {
+    const bool searches = request_.fixed_micro_batch == 0;
+    const bool optimal = request_.budget_bytes > 0 && (request_.policy.empty() || request_.policy == "optimal");
+    if (!searches || !optimal) return optimal ? plan_optimal(false) : plan_policy();
+    book_.explore(request_.global_batch);
+    return plan_optimal(true);
+  }
+
+ private:
+  std::int64_t fixed_size() const { return request_.fixed_micro_batch > 0 ? request_.fixed_micro_batch : request_.global_batch; }
+
+  std::int64_t inputs(const ChainProfile& profile) const { return profile.input_bytes * (request_.prefetches ? 2 : 1); }
+
+  MicroBatchCosts costs_of(std::int64_t size, bool appearing) const {
+    const ChainProfile profile = book_.at(size);
+    MicroBatchCosts costs{appearing ? profile.appearing : profile.allocated, inputs(profile)};
+    // A size that did not fit when it was measured must not be chosen, whatever the line says.
+    if (size >= book_.smallest_failure()) costs.chain.stages.front().forward_transient_bytes = kMaxChainBytes / 2;
+    if (size >= book_.smallest_failure()) {
+      for (StageOption& option : costs.chain.stages.front().options) option.forward_transient_bytes = kMaxChainBytes / 2;
+    }
+    return costs;
+  }
+
+  PlanRequest search_request(std::int64_t budget_bytes) const {
+    const auto update_ns = static_cast<std::int64_t>(
+        static_cast<double>(3 * gradient_bytes_ + 2 * request_.optimizer_bytes) / kUpdateBytesPerNs);
+    PlanRequest search;
+    search.budget_bytes = budget_bytes;
+    search.num_samples = request_.global_batch;
+    search.micro_batch_size = request_.fixed_micro_batch;
+    search.choices.resize(2);
+    for (StaticChoice& choice : search.choices) {
+      choice.bytes.weights = resident_bytes_;
+      choice.bytes.optimizer = request_.optimizer_bytes;
+      choice.bytes.slack = request_.slack_bytes;
+      choice.optimizer_ns = update_ns;
+    }
+    search.choices[kAppearing].name = "gradients appear in backward";
+    search.choices[kAppearing].max_accumulation_steps = 1;
+    search.choices[kAllocated].name = "gradients allocated";
+    search.choices[kAllocated].bytes.gradients = gradient_bytes_;
+    search.costs = [this](std::int64_t size, const StaticChoice& choice) { return costs_of(size, choice.max_accumulation_steps == 1); };
+    search.remedies = request_.remedies;
+    return search;
+  }
+
+  // Plans from what is known, then measures the chosen sizes themselves and plans again, until the plan rests on measurements alone.
+  RunPlan plan_optimal(bool searches) {
+    if (!searches && !book_.measure(fixed_size())) fail_to_measure(fixed_size());
+    if (searches && !book_.measure(1)) fail_to_measure(1);
+    while (true) {
+      const TrainingPlan found = make_plan(search_request(request_.budget_bytes));
+      bool all_measured = true;
+      for (const PlannedMicroBatches& part : found.micro_batches) {
+        all_measured = all_measured && book_.is_measured(part.size);
+        book_.measure(part.size);
+      }
+      if (all_measured) return describe(found);
+    }
+  }
+
+  [[noreturn]] void fail_to_measure(std::int64_t size) const {
+    const std::int64_t cap = MemoryMeter::instance().cap();
+    throw BudgetError(fmt::format("budget {} does not hold the weights ({}) and one stage at a micro-batch of {}; raise --memory_budget{}",
+                                  format_bytes(cap), format_bytes(resident_bytes_), size,
+                                  size > 1 ? " or use a smaller micro-batch" : ""));
+  }
+
+  // A fixed policy, or keeping everything, at a fixed size: as fast and as large as it is.
+  RunPlan plan_policy() {
+    const std::int64_t size = fixed_size();
+    if (!book_.measure(size)) fail_to_measure(size);
+    const std::int64_t steps = divide_up(request_.global_batch, size);
+    const MicroBatchCosts costs = costs_of(size, steps == 1);
+    TrainingPlan found;
+    found.choice = steps == 1 ? kAppearing : kAllocated;
+    found.accumulation_steps = steps;
+    found.input_bytes = costs.input_bytes;
+    const Plan plan = plan_of_policy(costs.chain, parse_policy(request_.policy.empty() ? "none" : request_.policy));
+    found.micro_batches.push_back({size, steps, plan});
+    const StaticChoice choice = search_request(0).choices[found.choice];
+    found.time_ns = plan.time_ns * steps + choice.optimizer_ns;
+    const std::int64_t base = choice.bytes.total() + found.input_bytes;
+    for (std::size_t i = 0; i < plan.operations.size(); ++i) {
+      std::int64_t& peak = plan.operations[i].kind == OperationKind::kBackward ? found.peaks.backward_bytes : found.peaks.forward_bytes;
+      peak = std::max(peak, base + plan.curve[i].peak_bytes);
+    }
+    found.peaks.update_bytes = choice.bytes.weights + choice.bytes.optimizer + gradient_bytes_;
+    found.peak_bytes = std::max({found.peaks.forward_bytes, found.peaks.backward_bytes, found.peaks.update_bytes});
+    if (request_.budget_bytes > 0 && found.peak_bytes > request_.budget_bytes) {
+      throw BudgetError(fmt::format("--gradient_checkpointing {} at a micro-batch of {} needs {}, more than the budget of {}; use a smaller "
+                                    "micro-batch, or --gradient_checkpointing optimal",
+                                    request_.policy, size, format_bytes(found.peak_bytes), format_bytes(request_.budget_bytes)));
+    }
+    return describe(found);
+  }
+
+  RunPlan describe(const TrainingPlan& found) {
+    RunPlan plan;
+    plan.global_batch = request_.global_batch;
+    plan.micro_batch = found.micro_batches.front().size;
+    plan.num_micro_batches = found.accumulation_steps;
+    for (const PlannedMicroBatches& part : found.micro_batches) plan.operations_by_size[part.size] = part.plan.operations;
+    plan.is_predicted = true;
+    plan.budget_bytes = request_.budget_bytes;
+    plan.predicted_peak_bytes = found.peak_bytes;
+    plan.predicted_step_seconds = static_cast<double>(found.time_ns) * 1e-9;
+    plan.policy = request_.policy.empty() ? (request_.budget_bytes > 0 ? "optimal" : "none") : request_.policy;
+    plan.schedule = found.micro_batches.front().plan;
+    plan.costs = costs_of(plan.micro_batch, found.choice == kAppearing).chain;
+    const std::int64_t weights = weight_bytes(chain_);
+    plan.bytes_by_owner = {{"weights", weights},
+                           {"gradients", gradient_bytes_},
+                           {"optimizer", request_.optimizer_bytes},
+                           {"inputs", found.input_bytes},
+                           {"activations", plan.schedule.peak_bytes},
+                           {"other", std::max<std::int64_t>(0, resident_bytes_ - weights)}};
+    plan.peak_by_phase = {
+        {"forward", found.peaks.forward_bytes}, {"backward", found.peaks.backward_bytes}, {"update", found.peaks.update_bytes}};
+    plan.profile_seconds = book_.seconds();
+    if (request_.with_alternatives && request_.budget_bytes > 0) add_alternatives(plan);
+    return plan;
+  }
+
+  void add_alternatives(RunPlan& plan) const {
+    for (const std::int64_t budget : {request_.budget_bytes / 2, request_.budget_bytes * 2}) {
+      RunPlan::Alternative alternative;
+      alternative.budget_bytes = budget;
+      try {
+        const TrainingPlan found = make_plan(search_request(budget));
+        alternative.fits = true;
+        alternative.micro_batch = found.micro_batches.front().size;
+        alternative.num_micro_batches = found.accumulation_steps;
+        alternative.step_seconds = static_cast<double>(found.time_ns) * 1e-9;
+        alternative.peak_bytes = found.peak_bytes;
+      } catch (const BudgetError&) {
+        alternative.fits = false;
+      }
+      plan.alternatives.push_back(alternative);
+    }
+  }
+
+  const RunPlanRequest& request_;
+  const Chain& chain_;
+  ProfileBook book_;
+  std::int64_t resident_bytes_ = 0;  // what is there now and stays: weights, buffers and whatever else lives
+  std::int64_t gradient_bytes_ = 0;
+};
+
+// The plan of which nothing has to be known in advance.
+RunPlan unmeasured_plan(const RunPlanRequest& request, const Chain& chain) {
+  RunPlan plan;
+  plan.global_batch = request.global_batch;
+  plan.micro_batch = request.fixed_micro_batch > 0 ? request.fixed_micro_batch : request.global_batch;
+  plan.num_micro_batches = divide_up(plan.global_batch, plan.micro_batch);
+  plan.operations_by_size[plan.micro_batch] = keep_everything(chain.size());
+  return plan;
+}
+
+}  // namespace
+
+const std::vector<Operation>& RunPlan::operations_for(std::int64_t num_samples) const {
+  const auto found = operations_by_size.lower_bound(num_samples);
+  if (found == operations_by_size.end()) throw std::logic_error(fmt::format("no plan for a micro-batch of {}", num_samples));
+  return found->second;
+}
+
+RunPlan plan_run(const RunPlanRequest& request, const Chain& chain) {
+  if (request.budget_bytes == 0 && request.policy.empty()) return unmeasured_plan(request, chain);
+  return RunPlanner(request, chain).run();
+}
+
+}  // namespace headroom

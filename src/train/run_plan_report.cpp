@@ -1,0 +1,152 @@
+// How a run's plan is shown, to people and to machines.
+#include <headroom/train/run_plan.h>
+
+#include <headroom/core/bytes.h>
+#include <headroom/report/table.h>
+
+#include <fmt/format.h>
+
+#include <vector>
+
+namespace headroom {
+namespace {
+
+struct StageDecision {
+  int num_forwards = 0;
+  int option = -1;      // of the run that backward uses
+  bool stored = false;  // its input is held on its own
+};
+
+std::vector<StageDecision> decisions(const RunPlan& plan) {
+  std::vector<StageDecision> result(plan.costs.stages.size());
+  for (const Operation& operation : plan.schedule.operations) {
+    StageDecision& decision = result[static_cast<std::size_t>(operation.stage - 1)];
+    if (operation.kind == OperationKind::kBackward || operation.kind == OperationKind::kFree) continue;
+    ++decision.num_forwards;
+    if (operation.kind == OperationKind::kForwardStore) decision.stored = true;
+    if (operation.kind == OperationKind::kForwardKeep) decision.option = operation.option;
+  }
+  return result;
+}
+
+std::string decision_text(const StageDecision& decision) {
+  const std::string kept = decision.option == 0 ? "keep" : fmt::format("keep (option {})", decision.option);
+  if (decision.num_forwards <= 1) return kept;
+  return fmt::format("recompute x{}{}", decision.num_forwards - 1, decision.option > 0 ? fmt::format(", option {}", decision.option) : "");
+}
+
+std::int64_t extra_ns(const StageCosts& costs, const StageDecision& decision) {
+  const StageOption& option = costs.options[static_cast<std::size_t>(std::max(decision.option, 0))];
+  const StageOption& plain = costs.options.front();
+  return (decision.num_forwards - 1) * costs.forward_ns + (option.forward_ns + option.backward_ns) - (plain.forward_ns + plain.backward_ns);
+}
+
+const char* phase_of(const Operation& operation) { return operation.kind == OperationKind::kBackward ? "backward" : "forward"; }
+
+}  // namespace
+
+Json to_json(const RunPlan& plan) {
+  Json json = Json::object();
+  json.set("global_batch_size", plan.global_batch)
+      .set("micro_batch_size", plan.micro_batch)
+      .set("gradient_accumulation_steps", plan.num_micro_batches)
+      .set("memory_budget_bytes", plan.budget_bytes);
+  if (!plan.is_predicted) return json;
+  json.set("policy", plan.policy)
+      .set("predicted_peak_bytes", plan.predicted_peak_bytes)
+      .set("predicted_step_seconds", plan.predicted_step_seconds)
+      .set("certified_gap_ns", plan.schedule.certified_gap_ns);
+  Json owners = Json::object();
+  for (const auto& [owner, bytes] : plan.bytes_by_owner) owners.set(owner, bytes);
+  json.set("bytes_by_owner", owners);
+  Json phases = Json::object();
+  for (const auto& [phase, bytes] : plan.peak_by_phase) phases.set(phase, bytes);
+  json.set("peak_bytes_by_phase", phases);
+
+  Json stages = Json::array();
+  const std::vector<StageDecision> chosen = decisions(plan);
+  for (std::size_t i = 0; i < chosen.size(); ++i) {
+    const StageCosts& costs = plan.costs.stages[i];
+    stages.push(Json::object()
+                    .set("name", costs.name)
+                    .set("decision", decision_text(chosen[i]))
+                    .set("option", chosen[i].option)
+                    .set("num_forwards", chosen[i].num_forwards)
+                    .set("kept_bytes", costs.options[static_cast<std::size_t>(std::max(chosen[i].option, 0))].kept_bytes)
+                    .set("extra_ns", extra_ns(costs, chosen[i])));
+  }
+  json.set("stages", stages);
+
+  Json operations = Json::array();
+  for (std::size_t i = 0; i < plan.schedule.operations.size(); ++i) {
+    const Operation& operation = plan.schedule.operations[i];
+    operations.push(Json::object()
+                        .set("op", operation_name(operation.kind))
+                        .set("stage", operation.stage)
+                        .set("option", operation.option)
+                        .set("phase", phase_of(operation))
+                        .set("peak_bytes", plan.schedule.curve[i].peak_bytes)
+                        .set("live_bytes", plan.schedule.curve[i].live_bytes));
+  }
+  json.set("operations", operations);
+
+  Json alternatives = Json::array();
+  for (const RunPlan::Alternative& other : plan.alternatives) {
+    Json row = Json::object().set("memory_budget_bytes", other.budget_bytes).set("feasible", other.fits);
+    if (other.fits) {
+      row.set("micro_batch_size", other.micro_batch)
+          .set("gradient_accumulation_steps", other.num_micro_batches)
+          .set("predicted_step_seconds", other.step_seconds)
+          .set("predicted_peak_bytes", other.peak_bytes);
+    }
+    alternatives.push(row);
+  }
+  return json.set("alternatives", alternatives);
+}
+
+std::string to_text(const RunPlan& plan) {
+  std::string text = fmt::format("global batch {} = {} micro-batch{} of at most {} samples\n", plan.global_batch, plan.num_micro_batches,
+                                 plan.num_micro_batches == 1 ? "" : "es", plan.micro_batch);
+  if (!plan.is_predicted) return text;
+  text += fmt::format("predicted: peak {}{}, {:.3f} s per update\n", format_bytes(plan.predicted_peak_bytes),
+                      plan.budget_bytes > 0 ? fmt::format(" of {}", format_bytes(plan.budget_bytes)) : "", plan.predicted_step_seconds);
+  std::string owners;
+  for (const auto& [owner, bytes] : plan.bytes_by_owner) owners += fmt::format("{}{} {}", owners.empty() ? "" : ", ", owner, format_bytes(bytes));
+  std::string phases;
+  for (const auto& [phase, bytes] : plan.peak_by_phase) phases += fmt::format("{}{} {}", phases.empty() ? "" : ", ", phase, format_bytes(bytes));
+  text += fmt::format("by owner:  {}\nby phase:  {}\n", owners, phases);
+
+  Table table({"stage", "decision", "kept", "extra time"});
+  const std::vector<StageDecision> chosen = decisions(plan);
+  std::size_t shown = 0;
+  for (std::size_t i = 0; i < chosen.size();) {
+    // Equal neighbours share a row, so that a thousand blocks fit a screen.
+    std::size_t end = i + 1;
+    const auto row_of = [&](std::size_t index) {
+      const StageCosts& costs = plan.costs.stages[index];
+      const StageDecision& decision = chosen[index];
+      return std::vector<std::string>{decision_text(decision),
+                                      format_bytes(costs.options[static_cast<std::size_t>(std::max(decision.option, 0))].kept_bytes),
+                                      fmt::format("{:.2f} ms", static_cast<double>(extra_ns(costs, decision)) * 1e-6)};
+    };
+    std::vector<std::string> row = row_of(i);
+    while (end < chosen.size() && row_of(end) == row) ++end;
+    const std::string first = plan.costs.stages[i].name;
+    row.insert(row.begin(), end - i == 1 ? first : fmt::format("{} .. {}", first, plan.costs.stages[end - 1].name));
+    table.add_row(row);
+    i = end;
+    if (++shown == 60 && i < chosen.size()) {
+      table.add_row({fmt::format("... and {} more", chosen.size() - i)});
+      break;
+    }
+  }
+  text += table.to_text();
+  for (const RunPlan::Alternative& other : plan.alternatives) {
+    text += other.fits ? fmt::format("with {}: {} x {} samples, {:.3f} s per update, peak {}\n", format_bytes(other.budget_bytes),
+                                     other.num_micro_batches, other.micro_batch, other.step_seconds, format_bytes(other.peak_bytes))
+                       : fmt::format("with {}: does not fit\n", format_bytes(other.budget_bytes));
+  }
+  return text;
+}
+
+}  // namespace headroom

@@ -1,0 +1,50 @@
+#pragma once
+
+#include <headroom/config/chain_costs.h>
+
+#include <cstdint>
+#include <random>
+#include <string>
+
+namespace headroom::testing {
+
+struct RandomChainLimits {
+  int max_stages = 6;
+  int max_options = 3;
+  int max_formats = 2;
+  std::int64_t max_bytes = 12;
+  std::int64_t max_ns = 12;
+};
+
+inline ChainCosts random_chain(std::mt19937_64& random, const RandomChainLimits& limits) {
+  const auto upto = [&](std::int64_t max) { return static_cast<std::int64_t>(random() % static_cast<std::uint64_t>(max + 1)); };
+  const auto sometimes = [&](std::int64_t value) { return random() % 3 == 0 ? 0 : value; };
+  ChainCosts chain;
+  const std::int64_t num_stages = 1 + upto(limits.max_stages - 1);
+  const bool params_appear = random() % 2 == 0;
+  for (std::int64_t l = 1; l <= num_stages; ++l) {
+    StageCosts stage;
+    stage.name = "s" + std::to_string(l);
+    stage.output_bytes = upto(limits.max_bytes);
+    stage.grad_bytes = l == num_stages && random() % 4 != 0 ? 0 : (random() % 2 == 0 ? stage.output_bytes : upto(limits.max_bytes));
+    stage.forward_ns = upto(limits.max_ns);
+    stage.forward_transient_bytes = sometimes(upto(limits.max_bytes / 3));
+    stage.param_grad_bytes = params_appear ? sometimes(upto(limits.max_bytes / 2)) : 0;
+    const std::int64_t num_options = 1 + upto(limits.max_options - 1);
+    for (std::int64_t k = 0; k < num_options; ++k) {
+      stage.options.push_back({stage.output_bytes + upto(2 * limits.max_bytes), upto(limits.max_ns), upto(2 * limits.max_ns),
+                               sometimes(upto(limits.max_bytes / 3)), sometimes(upto(limits.max_bytes / 3))});
+    }
+    chain.stages.push_back(stage);
+  }
+  chain.input_grad_bytes = random() % 3 == 0 ? upto(limits.max_bytes) : 0;
+  const std::int64_t num_formats = upto(limits.max_formats);
+  const double ratios[] = {0.5, 0.25, 0};
+  for (std::int64_t q = 0; q < num_formats; ++q) {
+    chain.boundary_formats.push_back(
+        {"f" + std::to_string(q), ratios[random() % 3], 0.25 * static_cast<double>(upto(4)), 0.25 * static_cast<double>(upto(4))});
+  }
+  return chain;
+}
+
+}  // namespace headroom::testing
