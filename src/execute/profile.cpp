@@ -72,6 +72,14 @@ std::int64_t bytes_of(const Tensors& tensors) {
   return bytes;
 }
 
+Tensors without_memory(const Tensors& tensors) {
+  Tensors shapes;
+  for (const at::Tensor& tensor : tensors) {
+    shapes.push_back(tensor.defined() ? torch::empty(tensor.sizes(), tensor.options().device(torch::kMeta)) : at::Tensor());
+  }
+  return shapes;
+}
+
 std::string shapes_text(const Tensors& tensors) {
   std::string text;
   for (const at::Tensor& tensor : tensors) {
@@ -161,34 +169,43 @@ class ChainProfiler {
     const bool first = index == 0;
     const bool last = index + 1 == chain_.size();
     Tensors outputs;
-    run_once(stage, inputs);  // the first run of a shape pays for setting up kernels, which is no part of a step
+    Tensors shapes;  // of the outputs, without memory
+    outputs = run_once(stage, inputs);  // the first run of a shape pays for setting up kernels, which is no part of a step
+    outputs.clear();
     const Measured forward = measure([&] { outputs = run_once(stage, inputs); });
 
     StageCosts costs;
     costs.output_bytes = forward.after_bytes - forward.before_bytes + view_bytes(outputs, inputs, first);
     costs.grad_bytes = last ? 0 : gradient_bytes(outputs);
     costs.forward_ns = forward.ns;
-    costs.forward_transient_bytes = forward.peak_bytes - forward.before_bytes - costs.output_bytes;
-    costs.forward_transient_bytes = std::max<std::int64_t>(0, costs.forward_transient_bytes);
-    const Tensors shapes = last ? Tensors{} : outputs;
-    if (last) outputs.clear();
+    costs.forward_transient_bytes = std::max<std::int64_t>(0, forward.peak_bytes - forward.before_bytes - costs.output_bytes);
     pair.appearing = costs;
     pair.allocated = costs;
+    if (!last) shapes = without_memory(outputs);
+    outputs.clear();  // options are measured with no more in memory than a real step has
     for (std::size_t option = 0; option < stage.options().size(); ++option) {
       measure_option(index, inputs, shapes, static_cast<int>(option), pair);
     }
     clean_.clear();
-    return outputs;
+    return last ? Tensors{} : run_once(stage, inputs);
   }
 
+  // An option that does not fit under the cap gets a size that no plan can choose.
   void measure_option(std::size_t index, const Tensors& inputs, const Tensors& shapes, int option, StagePair& pair) {
     clean_.clear();
-    for (at::Tensor& parameter : parameters_of(index)) {
-      if (last_user_.at(parameter.unsafeGetTensorImpl()) != index) parameter.mutable_grad() = torch::zeros_like(parameter);
+    StageOption appearing;
+    StageOption allocated;
+    try {
+      for (at::Tensor& parameter : parameters_of(index)) {
+        if (last_user_.at(parameter.unsafeGetTensorImpl()) != index) parameter.mutable_grad() = torch::zeros_like(parameter);
+      }
+      appearing = measure_run(index, inputs, shapes, option, &pair.appearing.param_grad_bytes);
+      std::int64_t none = 0;
+      allocated = measure_run(index, inputs, shapes, option, &none);
+    } catch (const c10::OutOfMemoryError&) {
+      appearing.kept_bytes = allocated.kept_bytes = kMaxChainBytes / 4;
     }
-    StageOption appearing = measure_run(index, inputs, shapes, option, &pair.appearing.param_grad_bytes);
-    std::int64_t none = 0;
-    StageOption allocated = measure_run(index, inputs, shapes, option, &none);
+    if (appearing.kept_bytes == kMaxChainBytes / 4) release_failed_backward();
     appearing.forward_ns = allocated.forward_ns = std::min(appearing.forward_ns, allocated.forward_ns);
     appearing.backward_ns = allocated.backward_ns = std::min(appearing.backward_ns, allocated.backward_ns);
     pair.appearing.options.push_back(appearing);
@@ -210,7 +227,10 @@ class ChainProfiler {
     costs.forward_ns = forward.ns;
 
     Tensors gradient;
-    for (const at::Tensor& shape : shapes) gradient.push_back(shape.is_floating_point() ? torch::full_like(shape, 1e-3) : at::Tensor());
+    for (const at::Tensor& shape : shapes) {
+      gradient.push_back(shape.defined() && shape.is_floating_point() ? torch::full(shape.sizes(), 1e-3, shape.options().device(micro_.inputs.at(0).device()))
+                                                   : at::Tensor());
+    }
     const std::int64_t seed_bytes = bytes_of(gradient);
     Tensors input_gradient;
     const Measured backward = measure([&] {

@@ -2,6 +2,7 @@
 
 #include <headroom/config/training_arguments.h>
 #include <headroom/core/error.h>
+#include <headroom/model/gpt.h>
 #include <headroom/ops/linear.h>
 
 #include <fmt/format.h>
@@ -140,9 +141,25 @@ ZooModel make_resnet(const std::string& config) {
   return {Chain::from_sequential(network.ptr(), summed_cross_entropy), input};
 }
 
-const std::map<std::string, std::function<ZooModel(const std::string&)>>& makers() {
-  static const std::map<std::string, std::function<ZooModel(const std::string&)>> table = {
-      {"mlp", make_mlp}, {"nin", make_nin}, {"resnet", make_resnet}};
+ZooModel make_zoo_gpt(const std::string& name, const std::string& text) {
+  const GptConfig config = gpt_config(name, text);
+  ModelInput input;
+  input.kind = ModelInput::Kind::kTokens;
+  input.length = config.block_size;
+  input.vocabulary = config.vocab_size;
+  return {make_gpt(config), input};
+}
+
+using Makers = std::map<std::string, std::function<ZooModel(const std::string&)>>;
+
+const Makers& makers() {
+  static const Makers table = [] {
+    Makers all{{"mlp", make_mlp}, {"nin", make_nin}, {"resnet", make_resnet}};
+    for (const std::string& name : gpt_names()) {
+      all[name] = [name](const std::string& config) { return make_zoo_gpt(name, config); };
+    }
+    return all;
+  }();
   return table;
 }
 

@@ -24,7 +24,8 @@ struct Call {
   bool wants_grad = false, keep_norm = true, keep_qkv = true;
 };
 
-enum Saved { kX, kNormWeight, kNormBias, kQkvWeight, kQkvBias, kProjWeight, kMean, kRstd, kNorm, kQkv, kY, kLse, kKeyMask };
+// The first seven are the tensors that autograd knows, in its order.
+enum Saved { kX, kNormWeight, kNormBias, kQkvWeight, kQkvBias, kProjWeight, kProjBias, kMean, kRstd, kNorm, kQkv, kY, kLse, kKeyMask };
 
 struct AttentionResidual : torch::autograd::Function<AttentionResidual> {
   static at::Tensor forward(AutogradContext* ctx, const at::Tensor& x, const at::Tensor& norm_weight, const at::Tensor& norm_bias,
@@ -45,7 +46,9 @@ struct AttentionResidual : torch::autograd::Function<AttentionResidual> {
     at::Tensor out = at::empty_like(x);
     add_projection(y, proj_weight, proj_bias, rows, call, out.view({num_rows, width}));
     if (call.wants_grad)
-      save(ctx, {x, norm_weight, norm_bias, qkv_weight, qkv_bias, proj_weight, mean, rstd, norm, qkv, y, lse, call.params.key_mask}, call);
+      save(ctx,
+           {x, norm_weight, norm_bias, qkv_weight, qkv_bias, proj_weight, proj_bias, mean, rstd, norm, qkv, y, lse, call.params.key_mask},
+           call);
     return out;
   }
 
@@ -89,10 +92,12 @@ struct AttentionResidual : torch::autograd::Function<AttentionResidual> {
         const auto seed = static_cast<std::uint64_t>(ctx->saved_data["residual_seed"].toInt());
         ops::dropout_add(ops::dropout_from_seed(p, seed), dout_rows, {}, {}, d);
       }
-      if (ctx->needs_input_grad(6)) ops::column_sums(d, result[6] = ops::make_floats({width}, d));
-      if (ctx->needs_input_grad(5)) {
-        ops::linear_grad_weight(d, saved[kY].view({num_rows, width}), result[5] = at::empty_like(saved[kProjWeight]), 0.0);
-      }
+      const ops::ParameterGrad dbias(saved[kProjBias], ctx->needs_input_grad(kProjBias));
+      if (dbias.wanted()) ops::column_sums(d, dbias.gradient, dbias.accumulate);
+      const ops::ParameterGrad dweight(saved[kProjWeight], ctx->needs_input_grad(kProjWeight));
+      if (dweight.wanted()) ops::linear_grad_weight(d, saved[kY].view({num_rows, width}), dweight.gradient, dweight.beta());
+      result[kProjBias] = dbias.returned;
+      result[kProjWeight] = dweight.returned;
       ops::linear_grad_input(d, saved[kProjWeight], dy_rows);
     }
     at::Tensor norm = saved[kNorm];
@@ -102,18 +107,21 @@ struct AttentionResidual : torch::autograd::Function<AttentionResidual> {
     }
     const at::Tensor dqkv = attention_grad(ctx, saved, norm, dy);
     const at::Tensor dqkv_rows = dqkv.view({num_rows, 3 * width});
-    if (ctx->needs_input_grad(4)) ops::column_sums(dqkv_rows, result[4] = ops::make_floats({3 * width}, dout));
-    if (ctx->needs_input_grad(3)) ops::linear_grad_weight(dqkv_rows, norm, result[3] = at::empty_like(saved[kQkvWeight]), 0.0);
-    ops::linear_grad_input(dqkv_rows, saved[kQkvWeight], dy_rows);
-    at::Tensor dweight, dbias;
-    if (ctx->needs_input_grad(1) || ctx->needs_input_grad(2)) {
-      dweight = ops::make_floats({width}, dout);
-      dbias = at::empty_like(dweight);
+    {
+      const ops::ParameterGrad dbias(saved[kQkvBias], ctx->needs_input_grad(kQkvBias));
+      if (dbias.wanted()) ops::column_sums(dqkv_rows, dbias.gradient, dbias.accumulate);
+      const ops::ParameterGrad dweight(saved[kQkvWeight], ctx->needs_input_grad(kQkvWeight));
+      if (dweight.wanted()) ops::linear_grad_weight(dqkv_rows, norm, dweight.gradient, dweight.beta());
+      result[kQkvBias] = dbias.returned;
+      result[kQkvWeight] = dweight.returned;
     }
+    ops::linear_grad_input(dqkv_rows, saved[kQkvWeight], dy_rows);
+    const ops::ParameterGrad dweight(saved[kNormWeight], ctx->needs_input_grad(kNormWeight));
+    const ops::ParameterGrad dbias(saved[kNormBias], ctx->needs_input_grad(kNormBias));
     ops::layer_norm_backward(dy_rows, x_rows, saved[kMean], saved[kRstd], saved[kNormWeight], dout_rows, dy_rows, dweight, dbias);
-    if (ctx->needs_input_grad(0)) result[0] = dy;
-    if (ctx->needs_input_grad(1)) result[1] = dweight;
-    if (ctx->needs_input_grad(2)) result[2] = dbias;
+    if (ctx->needs_input_grad(kX)) result[kX] = dy;
+    result[kNormWeight] = dweight.returned;
+    result[kNormBias] = dbias.returned;
     return result;
   }
 

@@ -25,9 +25,7 @@ struct EmbeddingFunction : torch::autograd::Function<EmbeddingFunction> {
                             const at::Tensor& position_weight) {
     const std::int64_t length = tokens.size(1), width = token_weight.size(1);
     at::Tensor y = ops::make_floats({tokens.size(0), length, width}, token_weight);
-    ctx->save_for_backward({tokens});
-    ctx->saved_data["num_tokens"] = token_weight.size(0);
-    ctx->saved_data["num_positions"] = position_weight.size(0);
+    ctx->save_for_backward({tokens, token_weight, position_weight});
     if (y.is_meta()) return y;
     const std::int64_t* index = tokens.data_ptr<std::int64_t>();
     const float *from = token_weight.data_ptr<float>(), *position = position_weight.data_ptr<float>();
@@ -43,19 +41,18 @@ struct EmbeddingFunction : torch::autograd::Function<EmbeddingFunction> {
 
   static variable_list backward(AutogradContext* ctx, variable_list grads) {
     ops::check_differentiated_once("token_position_embedding");
-    const at::Tensor tokens = ctx->get_saved_variables()[0], dy = grads[0].contiguous();
+    const variable_list saved = ctx->get_saved_variables();
+    const at::Tensor tokens = saved[0], dy = grads[0].contiguous();
     const std::int64_t length = tokens.size(1), width = dy.size(2);
-    const std::int64_t num_tokens = ctx->saved_data["num_tokens"].toInt(), num_positions = ctx->saved_data["num_positions"].toInt();
-    at::Tensor dtoken = ctx->needs_input_grad(1) ? ops::make_floats({num_tokens, width}, dy) : at::Tensor();
-    at::Tensor dposition = ctx->needs_input_grad(2) ? ops::make_floats({num_positions, width}, dy) : at::Tensor();
-    if (dy.is_meta()) return {{}, dtoken, dposition};
-    for (at::Tensor* grad : {&dtoken, &dposition}) {
-      if (grad->defined()) grad->zero_();
+    const ops::ParameterGrad dtoken(saved[1], ctx->needs_input_grad(1)), dposition(saved[2], ctx->needs_input_grad(2));
+    if (dy.is_meta()) return {{}, dtoken.returned, dposition.returned};
+    for (const ops::ParameterGrad* grad : {&dtoken, &dposition}) {
+      if (grad->wanted() && !grad->accumulate) at::Tensor(grad->gradient).zero_();
     }
     const std::int64_t* index = tokens.data_ptr<std::int64_t>();
     const float* from = dy.data_ptr<float>();
-    float* by_token = dtoken.defined() ? dtoken.data_ptr<float>() : nullptr;
-    float* by_position = dposition.defined() ? dposition.data_ptr<float>() : nullptr;
+    float* by_token = dtoken.wanted() ? dtoken.gradient.data_ptr<float>() : nullptr;
+    float* by_position = dposition.wanted() ? dposition.gradient.data_ptr<float>() : nullptr;
     // Threads share the columns, not the rows: no two write to one place, and the order of each sum is that of the tokens.
     constexpr std::int64_t kColumns = 32;
     at::parallel_for(0, (width + kColumns - 1) / kColumns, 1, [&](std::int64_t first, std::int64_t last) {
@@ -72,7 +69,7 @@ struct EmbeddingFunction : torch::autograd::Function<EmbeddingFunction> {
         }
       }
     });
-    return {{}, dtoken, dposition};
+    return {{}, dtoken.returned, dposition.returned};
   }
 };
 

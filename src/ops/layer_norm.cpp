@@ -20,20 +20,17 @@ struct LayerNormFunction : torch::autograd::Function<LayerNormFunction> {
     const std::int64_t num_rows = x.size(-1) == 0 ? 0 : x.numel() / x.size(-1);
     at::Tensor y = at::empty_like(x), mean = ops::make_floats({num_rows}, x), rstd = ops::make_floats({num_rows}, x);
     ops::layer_norm_forward(x, weight, bias, eps, y, mean, rstd);
-    ctx->save_for_backward({x, weight, mean, rstd});
+    ctx->save_for_backward({x, weight, bias, mean, rstd});
     return y;
   }
 
   static variable_list backward(AutogradContext* ctx, variable_list grads) {
     ops::check_differentiated_once("layer_norm");
     const variable_list saved = ctx->get_saved_variables();
-    at::Tensor dx = at::empty_like(saved[0]), dweight, dbias;
-    if (ctx->needs_input_grad(1) || ctx->needs_input_grad(2)) {
-      dweight = ops::make_floats({saved[0].size(-1)}, saved[0]);
-      dbias = at::empty_like(dweight);
-    }
-    ops::layer_norm_backward(grads[0].contiguous(), saved[0], saved[2], saved[3], saved[1], {}, dx, dweight, dbias);
-    return {dx, ctx->needs_input_grad(1) ? dweight : at::Tensor(), ctx->needs_input_grad(2) ? dbias : at::Tensor(), {}};
+    at::Tensor dx = at::empty_like(saved[0]);
+    const ops::ParameterGrad dweight(saved[1], ctx->needs_input_grad(1)), dbias(saved[2], ctx->needs_input_grad(2));
+    ops::layer_norm_backward(grads[0].contiguous(), saved[0], saved[3], saved[4], saved[1], {}, dx, dweight, dbias);
+    return {dx, dweight.returned, dbias.returned, {}};
   }
 };
 

@@ -26,7 +26,8 @@ struct Call {
   bool residual = false, wants_grad = false, keep_norm = true, keep_hidden = true, keep_gelu = true;
 };
 
-enum Saved { kX, kNormWeight, kNormBias, kHiddenWeight, kHiddenBias, kOutWeight, kMean, kRstd, kNorm, kHidden, kGelu };
+// The first seven are the tensors that autograd knows, in its order.
+enum Saved { kX, kNormWeight, kNormBias, kHiddenWeight, kHiddenBias, kOutWeight, kOutBias, kMean, kRstd, kNorm, kHidden, kGelu };
 
 // The wide layer goes through in pieces of about a thousand rows: what is not kept exists for one piece only, and matrix products of that
 // size lose nothing. The pieces depend on the number of rows alone, so that all ways of keeping give the same bits.
@@ -78,7 +79,7 @@ struct Mlp : torch::autograd::Function<Mlp> {
       }
     }
     if (wants) {
-      ctx->save_for_backward({x, norm_weight, norm_bias, hidden_weight, hidden_bias, out_weight, mean, rstd, norm, hidden, gelu});
+      ctx->save_for_backward({x, norm_weight, norm_bias, hidden_weight, hidden_bias, out_weight, out_bias, mean, rstd, norm, hidden, gelu});
       ctx->saved_data["gelu"] = static_cast<std::int64_t>(call.gelu);
       ctx->saved_data["residual"] = call.residual;
       ctx->saved_data["dropout_p"] = call.dropout_p;
@@ -108,7 +109,7 @@ struct Mlp : torch::autograd::Function<Mlp> {
     ops::check_differentiated_once("mlp");
     const variable_list saved = ctx->get_saved_variables();
     const at::Tensor dout = grads[0].contiguous();
-    const std::int64_t width = saved[kX].size(-1), hidden_width = saved[kHiddenWeight].size(0);
+    const std::int64_t width = saved[kX].size(-1);
     const std::int64_t num_rows = width == 0 ? 0 : dout.numel() / width;
     const at::Tensor rows = saved[kX].view({num_rows, width}), dout_rows = dout.view({num_rows, width});
     at::Tensor d = dout_rows;  // before dropout
@@ -118,21 +119,28 @@ struct Mlp : torch::autograd::Function<Mlp> {
       ops::dropout_add(ops::dropout_from_seed(p, seed), dout_rows, {}, {}, d);
     }
     variable_list result(8);
-    if (ctx->needs_input_grad(3)) result[3] = at::empty_like(saved[kHiddenWeight]);
-    if (ctx->needs_input_grad(4)) result[4] = ops::make_floats({hidden_width}, dout);
-    if (ctx->needs_input_grad(5)) result[5] = at::empty_like(saved[kOutWeight]);
-    if (ctx->needs_input_grad(6)) ops::column_sums(d, result[6] = ops::make_floats({width}, dout));
+    const ops::ParameterGrad dbias(saved[kOutBias], ctx->needs_input_grad(kOutBias));
+    if (dbias.wanted()) ops::column_sums(d, dbias.gradient, dbias.accumulate);
+    result[kOutBias] = dbias.returned;
     at::Tensor dx = at::empty_like(dout);
     const at::Tensor dx_rows = dx.view({num_rows, width});
-    hidden_grads(saved, rows, d, static_cast<GeluKind>(ctx->saved_data["gelu"].toInt()), dx_rows, result);
+    hidden_grads(ctx, saved, rows, d, dx_rows, result);
+    d = at::Tensor();
     finish_input_grad(ctx, saved, rows, dout_rows, dx_rows, result);
-    if (ctx->needs_input_grad(0)) result[0] = dx;
+    if (ctx->needs_input_grad(kX)) result[kX] = dx;
     return result;
   }
 
   // Writes the gradients of both weights and of the hidden bias, and into `dx` the gradient of what the hidden layer is given.
-  static void hidden_grads(const variable_list& saved, const at::Tensor& rows, const at::Tensor& d, GeluKind kind, const at::Tensor& dx,
-                           const variable_list& result) {
+  static void hidden_grads(AutogradContext* ctx, const variable_list& saved, const at::Tensor& rows, const at::Tensor& d,
+                           const at::Tensor& dx, variable_list& result) {
+    const auto kind = static_cast<GeluKind>(ctx->saved_data["gelu"].toInt());
+    const ops::ParameterGrad dhidden_weight(saved[kHiddenWeight], ctx->needs_input_grad(kHiddenWeight));
+    const ops::ParameterGrad dhidden_bias(saved[kHiddenBias], ctx->needs_input_grad(kHiddenBias));
+    const ops::ParameterGrad dout_weight(saved[kOutWeight], ctx->needs_input_grad(kOutWeight));
+    result[kHiddenWeight] = dhidden_weight.returned;
+    result[kHiddenBias] = dhidden_bias.returned;
+    result[kOutWeight] = dout_weight.returned;
     const std::int64_t num_rows = rows.size(0), width = rows.size(1), hidden_width = saved[kHiddenWeight].size(0);
     const Pieces pieces(num_rows);
     const std::int64_t most = std::min(num_rows, pieces.rows);
@@ -155,9 +163,12 @@ struct Mlp : torch::autograd::Function<Mlp> {
       const at::Tensor h = piece(saved[kHidden], hidden_piece, begin, count), g = piece(saved[kGelu], gelu_piece, begin, count);
       if (!saved[kHidden].defined()) ops::linear(normed, saved[kHiddenWeight], h, 0.0);
       ops::linear_grad_input(d_piece, saved[kOutWeight], dh);
-      ops::bias_gelu_backward(kind, h, saved[kHiddenBias], dh, saved[kGelu].defined() ? at::Tensor() : g, result[4], begin != 0);
-      if (result[5].defined()) ops::linear_grad_weight(d_piece, g, result[5], begin == 0 ? 0.0 : 1.0);
-      if (result[3].defined()) ops::linear_grad_weight(dh, normed, result[3], begin == 0 ? 0.0 : 1.0);
+      ops::bias_gelu_backward(kind, h, saved[kHiddenBias], dh, saved[kGelu].defined() ? at::Tensor() : g, dhidden_bias.gradient,
+                              begin != 0 || dhidden_bias.accumulate);
+      if (dout_weight.wanted()) ops::linear_grad_weight(d_piece, g, dout_weight.gradient, begin == 0 ? dout_weight.beta() : 1.0);
+      if (dhidden_weight.wanted()) {
+        ops::linear_grad_weight(dh, normed, dhidden_weight.gradient, begin == 0 ? dhidden_weight.beta() : 1.0);
+      }
       ops::linear_grad_input(dh, saved[kHiddenWeight], dx.narrow(0, begin, count));
     }
   }
@@ -170,14 +181,11 @@ struct Mlp : torch::autograd::Function<Mlp> {
       if (residual.defined() && !dx.is_meta()) at::Tensor(dx).add_(residual);
       return;
     }
-    at::Tensor dweight, dbias;
-    if (ctx->needs_input_grad(1) || ctx->needs_input_grad(2)) {
-      dweight = ops::make_floats({rows.size(1)}, rows);
-      dbias = at::empty_like(dweight);
-    }
+    const ops::ParameterGrad dweight(saved[kNormWeight], ctx->needs_input_grad(kNormWeight));
+    const ops::ParameterGrad dbias(saved[kNormBias], ctx->needs_input_grad(kNormBias));
     ops::layer_norm_backward(dx, rows, saved[kMean], saved[kRstd], saved[kNormWeight], residual, dx, dweight, dbias);
-    if (ctx->needs_input_grad(1)) result[1] = dweight;
-    if (ctx->needs_input_grad(2)) result[2] = dbias;
+    result[kNormWeight] = dweight.returned;
+    result[kNormBias] = dbias.returned;
   }
 };
 

@@ -2,6 +2,7 @@
 
 #include <headroom/core/blas_kernels.h>
 #include <headroom/core/error.h>
+#include <headroom/ops/direct_gradient.h>
 
 #include <ATen/ATen.h>
 #include <ATen/CPUGeneratorImpl.h>
@@ -28,9 +29,13 @@ void for_rows(const at::Tensor& x, const Body& body) {
 }
 
 // Sums over rows in chunks whose number depends on the rows alone, so that the order of the sum is the same for any number of threads.
-// body(partial, begin, end) adds rows [begin, end) to `partial` (num_sums x width floats, zeroed); then outs[i] = the total of sum i.
+// body(partial, begin, end) adds rows [begin, end) to `partial` (num_sums x width floats, zeroed); the total of sum i goes to outs[i].
+struct Total {
+  at::Tensor to;  // undefined: not wanted
+  bool accumulate = false;
+};
 template <class Body>
-void sum_rows(const at::Tensor& x, std::initializer_list<at::Tensor> outs, bool accumulate, const Body& body) {
+void sum_rows(const at::Tensor& x, std::initializer_list<Total> outs, const Body& body) {
   constexpr std::int64_t kMostChunks = 32, kFewestRows = 32;
   const std::int64_t num_rows = rows_of(x), width = width_of(x), num_sums = static_cast<std::int64_t>(outs.size());
   const std::int64_t num_chunks = std::clamp<std::int64_t>(num_rows / kFewestRows, 1, kMostChunks);
@@ -46,8 +51,10 @@ void sum_rows(const at::Tensor& x, std::initializer_list<at::Tensor> outs, bool 
     }
   });
   std::int64_t index = 0;
-  for (const at::Tensor& out : outs) {
-    kernels::reduce_rows(base + index * width, out.data_ptr<float>(), num_chunks, num_sums * width, accumulate, 0, width);
+  for (const Total& out : outs) {
+    if (present(out.to)) {
+      kernels::reduce_rows(base + index * width, out.to.data_ptr<float>(), num_chunks, num_sums * width, out.accumulate, 0, width);
+    }
     ++index;
   }
 }
@@ -96,6 +103,16 @@ at::Tensor or_empty(const at::Tensor& tensor, const at::Tensor& like) {
 
 at::Tensor make_floats(at::IntArrayRef sizes, const at::Tensor& like) {
   return at::empty(sizes, at::TensorOptions().dtype(at::kFloat).device(like.device()));
+}
+
+ParameterGrad::ParameterGrad(const at::Tensor& parameter, bool needed) {
+  if (!needed || !present(parameter)) return;
+  if (const auto direct = direct_gradient(parameter)) {
+    gradient = direct->gradient;
+    accumulate = !direct->is_new;
+  } else {
+    gradient = returned = at::empty_like(parameter);
+  }
 }
 
 kernels::Dropout draw_dropout(double p) {
@@ -147,16 +164,18 @@ void layer_norm_apply(const at::Tensor& x, const at::Tensor& weight, const at::T
 }
 
 void layer_norm_backward(const at::Tensor& dy, const at::Tensor& x, const at::Tensor& mean, const at::Tensor& rstd,
-                         const at::Tensor& weight, const at::Tensor& residual, at::Tensor dx, at::Tensor dweight, at::Tensor dbias) {
+                         const at::Tensor& weight, const at::Tensor& residual, at::Tensor dx, const ParameterGrad& dweight,
+                         const ParameterGrad& dbias) {
   const bool is_meta = x.is_meta();
   const float *pd = is_meta ? nullptr : data(dy), *px = is_meta ? nullptr : data(x), *pm = is_meta ? nullptr : data(mean);
   const float *pr = is_meta ? nullptr : data(rstd), *pw = is_meta ? nullptr : data(weight), *ps = is_meta ? nullptr : data(residual);
   float* po = is_meta ? nullptr : data(dx);
   const std::int64_t width = width_of(x);
-  if (present(dweight)) {
-    sum_rows(x, {dweight, dbias}, false, [&](float* partial, std::int64_t begin, std::int64_t end) {
-      kernels::layer_norm_backward(pd, px, pm, pr, pw, ps, po, partial, partial + width, begin, end, width);
-    });
+  if (dweight.wanted() || dbias.wanted()) {
+    sum_rows(x, {{dweight.gradient, dweight.accumulate}, {dbias.gradient, dbias.accumulate}},
+             [&](float* partial, std::int64_t begin, std::int64_t end) {
+               kernels::layer_norm_backward(pd, px, pm, pr, pw, ps, po, partial, partial + width, begin, end, width);
+             });
   } else if (!is_meta) {
     for_rows(x, [&](std::int64_t begin, std::int64_t end) {
       kernels::layer_norm_backward(pd, px, pm, pr, pw, ps, po, nullptr, nullptr, begin, end, width);
@@ -177,7 +196,7 @@ void bias_gelu_backward(GeluKind kind, const at::Tensor& h, const at::Tensor& bi
   const float *ph = is_meta ? nullptr : data(h), *pb = is_meta ? nullptr : data(bias);
   float *pd = is_meta ? nullptr : data(d), *py = is_meta ? nullptr : data(y);
   if (present(dbias)) {
-    sum_rows(h, {dbias}, accumulate, [&](float* partial, std::int64_t begin, std::int64_t end) {
+    sum_rows(h, {{dbias, accumulate}}, [&](float* partial, std::int64_t begin, std::int64_t end) {
       kernels::bias_gelu_backward(kind, ph, pb, pd, py, partial, begin, end, width_of(h));
     });
   } else if (!is_meta) {
@@ -203,9 +222,9 @@ void dropout_add(const kernels::Dropout& dropout, const at::Tensor& x, const at:
       x, [&](std::int64_t begin, std::int64_t end) { kernels::dropout_add(dropout, px, pb, pr, py, first_row, begin, end, width_of(x)); });
 }
 
-void column_sums(const at::Tensor& x, at::Tensor sums) {
+void column_sums(const at::Tensor& x, at::Tensor sums, bool accumulate) {
   const float* px = x.is_meta() ? nullptr : data(x);
-  sum_rows(x, {sums}, false,
+  sum_rows(x, {{sums, accumulate}},
            [&](float* partial, std::int64_t begin, std::int64_t end) { kernels::column_sums(px, partial, begin, end, width_of(x)); });
 }
 

@@ -28,6 +28,19 @@ kernels::Dropout draw_dropout(double p);
 /// The same decisions from a kept seed.
 kernels::Dropout dropout_from_seed(double p, std::uint64_t seed);
 
+/// Where a backward writes the gradient of a parameter: straight into .grad where that is allowed (see direct_gradient.h), else into a new
+/// tensor that is returned to autograd.
+struct ParameterGrad {
+  /// `needed` is false when autograd does not ask for it.
+  ParameterGrad(const at::Tensor& parameter, bool needed);
+  bool wanted() const { return gradient.defined(); }
+  double beta() const { return accumulate ? 1.0 : 0.0; }
+
+  at::Tensor gradient;      ///< undefined: not wanted
+  at::Tensor returned;      ///< what backward returns
+  bool accumulate = false;  ///< add to what is there, instead of writing
+};
+
 // Matrices: x (n, in), w (out, in), y (n, out).
 /// y = beta * y + x w^T
 void linear(const at::Tensor& x, const at::Tensor& w, at::Tensor y, double beta);
@@ -41,9 +54,10 @@ void layer_norm_forward(const at::Tensor& x, const at::Tensor& weight, const at:
                         at::Tensor rstd);
 void layer_norm_apply(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias, const at::Tensor& mean, const at::Tensor& rstd,
                       at::Tensor y);
-/// dx = residual + gradient; dx may be dy. dweight and dbias (width) are written; both or neither.
+/// dx = residual + gradient; dx may be dy.
 void layer_norm_backward(const at::Tensor& dy, const at::Tensor& x, const at::Tensor& mean, const at::Tensor& rstd,
-                         const at::Tensor& weight, const at::Tensor& residual, at::Tensor dx, at::Tensor dweight, at::Tensor dbias);
+                         const at::Tensor& weight, const at::Tensor& residual, at::Tensor dx, const ParameterGrad& dweight,
+                         const ParameterGrad& dbias);
 void bias_gelu_forward(GeluKind kind, const at::Tensor& h, const at::Tensor& bias, at::Tensor y);
 /// d becomes d * gelu'(h + bias); y (optional) becomes gelu(h + bias); dbias (optional) is written or added to.
 void bias_gelu_backward(GeluKind kind, const at::Tensor& h, const at::Tensor& bias, at::Tensor d, at::Tensor y, at::Tensor dbias,
@@ -51,7 +65,8 @@ void bias_gelu_backward(GeluKind kind, const at::Tensor& h, const at::Tensor& bi
 void add_bias(const at::Tensor& x, const at::Tensor& bias, at::Tensor y);
 void dropout_add(const kernels::Dropout& dropout, const at::Tensor& x, const at::Tensor& bias, const at::Tensor& residual, at::Tensor y,
                  std::int64_t first_row = 0);
-void column_sums(const at::Tensor& x, at::Tensor sums);
+/// sums = (accumulate ? sums : 0) + the sum of the rows.
+void column_sums(const at::Tensor& x, at::Tensor sums, bool accumulate);
 
 // Attention.
 struct AttentionParams {

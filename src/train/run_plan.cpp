@@ -99,7 +99,7 @@ class RunPlanner {
   // Plans from what is known, then measures the chosen sizes themselves and plans again, until the plan rests on measurements alone.
   RunPlan plan_optimal(bool searches) {
     if (!searches && !book_.measure(fixed_size())) fail_to_measure(fixed_size());
-    if (!book_.measure(1) && searches) fail_to_measure(1);
+    if (searches && !book_.measure(1)) fail_to_measure(1);
     while (true) {
       const TrainingPlan found = make_plan(search_request(request_.budget_bytes));
       bool all_measured = true;

@@ -263,7 +263,13 @@ struct Trainer::State {
       }
       // Outside of the handler: the exception itself may hold tensors.
       undo_step(undo);
-      plan_anew(reason, static_cast<std::int64_t>(samples.size()));
+      try {
+        plan_anew(reason, static_cast<std::int64_t>(samples.size()));
+      } catch (const BudgetError& error) {
+        MemoryMeter::instance().set_cap(0);  // saving copies nothing large, but must not fail for a few bytes
+        const std::string folder = save_snapshot(arguments.output_dir, chain, *optimizer, position, arguments.save_total_limit);
+        throw BudgetError(fmt::format("{}; the last good state is in {}", error.what(), folder));
+      }
     }
   }
 

@@ -1,0 +1,183 @@
+#include <headroom/model/gpt.h>
+
+#include <headroom/core/error.h>
+#include <headroom/ops/cross_entropy.h>
+#include <headroom/ops/dropout.h>
+#include <headroom/ops/embedding.h>
+#include <headroom/ops/layer_norm.h>
+#include <headroom/ops/transformer.h>
+
+#include <fmt/format.h>
+#include <torch/torch.h>
+
+#include <algorithm>
+#include <cmath>
+#include <random>
+
+namespace headroom {
+namespace {
+
+constexpr double kInitialDeviation = 0.02;
+
+// A weight and perhaps a bias; what is done with them is the stage's business.
+class WeightsImpl : public torch::nn::Module {
+ public:
+  WeightsImpl(const at::Tensor& initial_weight, std::int64_t bias_size)
+      : weight(register_parameter("weight", initial_weight)),
+        bias(bias_size > 0 ? register_parameter("bias", torch::zeros({bias_size})) : at::Tensor()) {}
+  at::Tensor weight, bias;
+};
+TORCH_MODULE(Weights);
+
+at::Tensor normal(at::IntArrayRef sizes, double deviation) { return torch::empty(sizes).normal_(0.0, deviation); }
+
+Weights make_linear(std::int64_t in, std::int64_t out, double deviation, bool bias) {
+  return Weights(normal({out, in}, deviation), bias ? out : 0);
+}
+Weights make_norm(std::int64_t width, bool bias) { return Weights(torch::ones({width}), bias ? width : 0); }
+
+class GroupModule : public torch::nn::Module {
+ public:
+  template <class Holder>
+  Holder add(const std::string& name, Holder child) {
+    return register_module(name, std::move(child));
+  }
+};
+
+class GptEmbedding final : public Stage {
+ public:
+  explicit GptEmbedding(const GptConfig& config)
+      : Stage("embedding"),
+        dropout_(config.dropout),
+        wte_(module_->add("wte", Weights(normal({config.vocab_size, config.n_embd}, kInitialDeviation), 0))),
+        wpe_(module_->add("wpe", Weights(normal({config.block_size, config.n_embd}, kInitialDeviation), 0))) {}
+
+  std::vector<at::Tensor> forward(const std::vector<at::Tensor>& inputs, const MicroBatch& /*micro*/, int /*option*/) override {
+    const at::Tensor x = token_position_embedding(inputs.at(0), wte_->weight, wpe_->weight);  // (B, T, C)
+    return {dropout(x, module_->is_training() ? dropout_ : 0.0)};
+  }
+  std::shared_ptr<torch::nn::Module> module() const override { return module_; }
+  const Weights& tokens() const { return wte_; }
+  std::int64_t block_size() const { return wpe_->weight.size(0); }
+
+ private:
+  double dropout_;
+  std::shared_ptr<GroupModule> module_ = std::make_shared<GroupModule>();
+  Weights wte_, wpe_;
+};
+
+class GptBlock final : public Stage {
+ public:
+  GptBlock(const GptConfig& config, std::int64_t index) : Stage(fmt::format("block{}", index)), config_(config) {
+    const std::int64_t width = config.n_embd;
+    const double projection = kInitialDeviation / std::sqrt(2.0 * static_cast<double>(config.n_layer));
+    ln_1_ = module_->add("ln_1", make_norm(width, config.bias));
+    const auto attention = module_->add("attn", std::make_shared<GroupModule>());
+    c_attn_ = attention->add("c_attn", make_linear(width, 3 * width, kInitialDeviation, config.bias));
+    c_proj_ = attention->add("c_proj", make_linear(width, width, projection, config.bias));
+    ln_2_ = module_->add("ln_2", make_norm(width, config.bias));
+    const auto mlp = module_->add("mlp", std::make_shared<GroupModule>());
+    mlp_fc_ = mlp->add("c_fc", make_linear(width, 4 * width, kInitialDeviation, config.bias));
+    mlp_proj_ = mlp->add("c_proj", make_linear(4 * width, width, projection, config.bias));
+  }
+
+  std::vector<at::Tensor> forward(const std::vector<at::Tensor>& inputs, const MicroBatch& /*micro*/, int option) override {
+    BlockOptions options;
+    options.num_heads = config_.n_head;
+    options.attention.causal = true;
+    options.attention.dropout_p = options.residual_dropout_p = module_->is_training() ? config_.dropout : 0.0;
+    options.gelu = config_.gelu;
+    options.keep = static_cast<BlockKeep>(option);
+    const AttentionWeights attention{ln_1_->weight, ln_1_->bias, c_attn_->weight, c_attn_->bias, c_proj_->weight, c_proj_->bias};
+    const MlpWeights mlp{ln_2_->weight, ln_2_->bias, mlp_fc_->weight, mlp_fc_->bias, mlp_proj_->weight, mlp_proj_->bias};
+    return {transformer_block(inputs.at(0), attention, mlp, options)};
+  }
+  std::vector<std::string> options() const override { return block_keep_names(); }
+  std::shared_ptr<torch::nn::Module> module() const override { return module_; }
+  std::string kind() const override { return "gpt_block"; }
+
+ private:
+  GptConfig config_;
+  std::shared_ptr<GroupModule> module_ = std::make_shared<GroupModule>();
+  Weights ln_1_{nullptr}, c_attn_{nullptr}, c_proj_{nullptr}, ln_2_{nullptr}, mlp_fc_{nullptr}, mlp_proj_{nullptr};
+};
+
+class GptHead final : public Stage {
+ public:
+  GptHead(const GptConfig& config, const Weights& tokens)
+      : Stage("head"), ln_f_(module_->add("ln_f", make_norm(config.n_embd, config.bias))), tokens_(module_->add("lm_head", tokens)) {}
+
+  std::vector<at::Tensor> forward(const std::vector<at::Tensor>& inputs, const MicroBatch& micro, int /*option*/) override {
+    CrossEntropyOptions options;
+    options.reduction = CrossEntropyOptions::Reduction::kSum;
+    options.ignore_index = kGptIgnoreIndex;
+    return {linear_cross_entropy(layer_norm(inputs.at(0), ln_f_->weight, ln_f_->bias), tokens_->weight, micro.targets.at(0), options)};
+  }
+  std::shared_ptr<torch::nn::Module> module() const override { return module_; }
+
+  /// Scores of the token after the last one, (V).
+  at::Tensor next_scores(const at::Tensor& x) const {
+    const at::Tensor last = x.select(1, x.size(1) - 1).select(0, 0);  // (C)
+    return at::mv(tokens_->weight, layer_norm(last, ln_f_->weight, ln_f_->bias));
+  }
+
+ private:
+  std::shared_ptr<GroupModule> module_ = std::make_shared<GroupModule>();
+  Weights ln_f_, tokens_;
+};
+
+std::int64_t draw_token(const at::Tensor& scores, const GenerateOptions& options, std::mt19937_64& random) {
+  if (options.temperature == 0.0) return scores.argmax().item<std::int64_t>();
+  at::Tensor scaled = scores.to(at::kDouble) / options.temperature;
+  if (options.top_k > 0 && options.top_k < scaled.numel()) {
+    const at::Tensor least = std::get<0>(scaled.topk(options.top_k)).min();
+    scaled = scaled.masked_fill(scaled < least, -std::numeric_limits<double>::infinity());
+  }
+  const at::Tensor cumulative = scaled.softmax(0).cumsum(0).contiguous();
+  const double* sums = cumulative.data_ptr<double>();
+  const double u = std::uniform_real_distribution<double>()(random) * sums[cumulative.numel() - 1];
+  const double* found = std::upper_bound(sums, sums + cumulative.numel(), u);
+  return std::min<std::int64_t>(found - sums, cumulative.numel() - 1);
+}
+
+}  // namespace
+
+Chain make_gpt(const GptConfig& config) {
+  num_parameters(config);  // checks the sizes
+  Chain chain;
+  const auto embedding = std::make_shared<GptEmbedding>(config);
+  chain.add(embedding);
+  for (std::int64_t layer = 0; layer < config.n_layer; ++layer) chain.add(std::make_shared<GptBlock>(config, layer));
+  chain.add(std::make_shared<GptHead>(config, embedding->tokens()));
+  return chain;
+}
+
+std::string gpt2_parameter_name(const std::string& chain_name) {
+  const std::size_t dot = chain_name.find('.');
+  const std::string stage = chain_name.substr(0, dot), rest = chain_name.substr(dot + 1);
+  if (stage.rfind("block", 0) == 0) return "transformer.h." + stage.substr(5) + "." + rest;
+  return rest.rfind("lm_head", 0) == 0 ? rest : "transformer." + rest;
+}
+
+std::vector<std::int64_t> generate(const Chain& chain, const std::vector<std::int64_t>& prompt, const GenerateOptions& options) {
+  const auto* embedding = chain.size() < 2 ? nullptr : dynamic_cast<const GptEmbedding*>(&chain.stage(0));
+  const auto* head = chain.size() < 2 ? nullptr : dynamic_cast<const GptHead*>(&chain.stage(chain.size() - 1));
+  if (embedding == nullptr || head == nullptr) throw ConfigError("only a model made by make_gpt can generate text");
+  if (prompt.empty()) throw ConfigError("generate needs at least one token to start from");
+  const torch::NoGradGuard no_grad;
+  const bool was_training = embedding->module()->is_training();
+  chain.train(false);
+  std::mt19937_64 random(options.seed);
+  std::vector<std::int64_t> tokens = prompt;
+  for (std::int64_t i = 0; i < options.num_tokens; ++i) {
+    const auto count = std::min<std::int64_t>(embedding->block_size(), static_cast<std::int64_t>(tokens.size()));
+    at::Tensor x = torch::tensor(std::vector<std::int64_t>(tokens.end() - count, tokens.end()), torch::kLong).unsqueeze(0);  // (1, T)
+    x = x.to(embedding->tokens()->weight.device());
+    for (std::size_t stage = 0; stage + 1 < chain.size(); ++stage) x = chain.stage(stage).forward({x}, {}, 0).at(0);
+    tokens.push_back(draw_token(head->next_scores(x).cpu(), options, random));
+  }
+  chain.train(was_training);
+  return {tokens.begin() + static_cast<std::ptrdiff_t>(prompt.size()), tokens.end()};
+}
+
+}  // namespace headroom
