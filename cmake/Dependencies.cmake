@@ -13,6 +13,8 @@ if(NOT TARGET hwy::hwy)
   add_library(hwy::hwy UNKNOWN IMPORTED)
   set_target_properties(hwy::hwy PROPERTIES IMPORTED_LOCATION ${HWY_LIBRARY})
 endif()
+find_library(SENTENCEPIECE_LIBRARY sentencepiece)
+find_path(SENTENCEPIECE_INCLUDE_DIR sentencepiece_processor.h)
 
 # The OpenMP flavour of OpenBLAS shares LibTorch's thread pool; any other flavour makes two pools fight and a step 2-3x slower. The three
 # files are linked before torch with an rpath to their own folder, so that they are loaded first whatever the system's alternatives say.

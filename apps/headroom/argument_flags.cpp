@@ -20,12 +20,11 @@ ArgumentFlags::ArgumentFlags(CLI::App& command) : values_(std::make_unique<Value
   command.add_option("--config", values_->config_file, "a JSON file whose keys are these flags; a flag on the command line wins");
   for (const ArgumentField& field : argument_fields()) {
     CLI::Option* option = command.add_option("--" + field.name, values_->text[field.name], field.help);
-    const std::string shown = field.get(defaults);
     if (field.value_is_optional) {
-      // A default_str would become the value of a flag that stands alone.
-      option->expected(0, 1)->option_text(shown.empty() ? "[TEXT]" : "[TEXT]=" + shown);
+      // CLI11 would take a default text for the value of a flag that stands alone, so that --json meant false: it is only shown.
+      option->expected(0, 1)->type_name("[TEXT]=" + field.get(defaults));
     } else {
-      option->default_str(shown);
+      option->default_str(field.get(defaults));
     }
     values_->options[field.name] = option;
   }

@@ -179,7 +179,8 @@ int run_plan_chain(const PlanChainOptions& options) {
   ChainSolver solver(std::move(chain));
   if (options.frontier) {
     print_frontier(solver.frontier(), options);
-    if (!solver.frontier_is_exact()) fmt::print(stderr, "the sizes have no useful common divisor: between these points others may exist\n");
+    if (!solver.frontier_is_exact())
+      fmt::print(stderr, "the sizes have too small a common divisor for an exact curve: between these points others may exist\n");
     return static_cast<int>(ExitCode::kDone);
   }
   if (budget_bytes < solver.smallest_budget_bytes()) return report_infeasible(options, budget_bytes, solver.smallest_budget_bytes());

@@ -3,10 +3,12 @@
 #include <headroom/core/error.h>
 #include <headroom/core/random.h>
 #include <headroom/core/runtime.h>
+#include <headroom/data/tokens.h>
 #include <headroom/memory/meter.h>
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <filesystem>
 
 namespace headroom {
@@ -33,6 +35,37 @@ void open_images(const std::string& folder, const ModelInput& input, const std::
   }
 }
 
+bool ends_with(const std::string& text, const std::string& end) {
+  return text.size() >= end.size() && text.compare(text.size() - end.size(), end.size(), end) == 0;
+}
+
+// The last tenth of the tokens is for evaluation. An epoch is as many random crops as it takes to see each token once on average.
+void open_tokens(const TrainingArguments& arguments, Task& task) {
+  const ModelInput& input = task.model.input;
+  if (input.kind != ModelInput::Kind::kTokens) {
+    throw ConfigError(fmt::format("--model {} reads images, but '{}' is a file of text or tokens; give an IDX folder or synthetic", arguments.model,
+                                  arguments.dataset));
+  }
+  Tokens tokens;
+  if (ends_with(arguments.dataset, ".bin")) {
+    tokens = open_token_file(arguments.dataset);
+  } else {
+    task.tokenizer = arguments.tokenizer.empty() ? make_byte_tokenizer() : open_sentencepiece(arguments.tokenizer);
+    if (task.tokenizer->vocabulary() > input.vocabulary) {
+      throw ConfigError(fmt::format("the tokenizer has {} tokens, but --model {} knows {}; set vocab_size={} in --model_config",
+                                    task.tokenizer->vocabulary(), arguments.model, input.vocabulary, task.tokenizer->vocabulary()));
+    }
+    tokens = arguments.tokenizer.empty() ? open_text_file(arguments.dataset) : open_text_file(arguments.dataset, *task.tokenizer);
+  }
+  const std::int64_t num_train = tokens->size() - tokens->size() / 10;
+  const std::int64_t num_crops = std::max<std::int64_t>(1, num_train / input.length);
+  task.train_data = make_random_crops(part_of(tokens, 0, num_train), input.length, input.vocabulary, num_crops,
+                                      static_cast<std::uint64_t>(arguments.order_seed()));
+  if (tokens->size() - num_train > input.length) {
+    task.eval_data = make_crops_in_order(part_of(tokens, num_train, tokens->size()), input.length, input.vocabulary);
+  }
+}
+
 void open_data(const TrainingArguments& arguments, Task& task) {
   const ModelInput& input = task.model.input;
   if (arguments.dataset == "synthetic") {
@@ -41,6 +74,7 @@ void open_data(const TrainingArguments& arguments, Task& task) {
   }
   const std::string path = arguments.dataset == "fashion-mnist" ? kFashionMnistFolder : arguments.dataset;
   if (std::filesystem::is_directory(path) || arguments.dataset == "fashion-mnist") return open_images(path, input, arguments.model, task);
+  if (std::filesystem::is_regular_file(path)) return open_tokens(arguments, task);
   throw DataError(fmt::format("--dataset '{}': no such file or folder (known names: fashion-mnist, synthetic)", arguments.dataset));
 }
 

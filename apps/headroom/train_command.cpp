@@ -4,6 +4,7 @@
 #include <headroom/core/error.h>
 #include <headroom/core/log.h>
 #include <headroom/core/runtime.h>
+#include <headroom/model/gpt.h>
 #include <headroom/train/trainer.h>
 
 #include <CLI/CLI.hpp>
@@ -31,6 +32,15 @@ void print_results(const TrainResults& results) {
   if (results.num_skipped_updates > 0) fmt::print("skipped updates   {}\n", results.num_skipped_updates);
 }
 
+void print_sample(const Task& task, const TrainingArguments& arguments) {
+  GenerateOptions options;
+  options.num_tokens = 300;
+  options.temperature = 0.8;
+  options.seed = static_cast<std::uint64_t>(arguments.seed);
+  const std::vector<std::int64_t> tokens = generate(task.model.chain, task.tokenizer->encode("\n"), options);
+  fmt::print("sample:\n{}\n", task.tokenizer->decode(tokens));
+}
+
 }  // namespace
 
 Command add_train_command(CLI::App& app) {
@@ -39,6 +49,7 @@ Command add_train_command(CLI::App& app) {
   return [flags] {
     const TrainingArguments arguments = flags->arguments();
     const Task task = make_task(arguments);
+    if (arguments.sample && !task.tokenizer) throw ConfigError("--sample needs text to train on: --model gpt with --dataset TEXT");
     for (const std::string& warning : runtime_info().warnings) log_warning(warning);
     Trainer trainer(arguments, task.model.chain, task.train_data, task.eval_data);
     std::signal(SIGINT, stop_at_signal);
@@ -49,6 +60,7 @@ Command add_train_command(CLI::App& app) {
     } else {
       print_results(results);
     }
+    if (arguments.sample && !trainer.was_interrupted()) print_sample(task, arguments);
     return static_cast<int>(trainer.was_interrupted() ? ExitCode::kInterrupted : ExitCode::kDone);
   };
 }

@@ -56,10 +56,16 @@ std::int64_t view_bytes(const Tensors& outputs, const Tensors& inputs, bool firs
   return bytes;
 }
 
+// The type of a boundary's gradient: gradients are never in half precision here, whatever the boundary is kept in.
+at::ScalarType gradient_type(const at::Tensor& boundary) {
+  return boundary.scalar_type() == at::kHalf || boundary.scalar_type() == at::kBFloat16 ? at::kFloat : boundary.scalar_type();
+}
+
 std::int64_t gradient_bytes(const Tensors& outputs) {
   std::int64_t bytes = 0;
   for (const at::Tensor& output : outputs) {
-    if (output.defined() && output.is_floating_point()) bytes += static_cast<std::int64_t>(output.nbytes());
+    if (!output.defined() || !output.is_floating_point()) continue;
+    bytes += output.numel() * static_cast<std::int64_t>(c10::elementSize(gradient_type(output)));
   }
   return bytes;
 }
@@ -70,6 +76,14 @@ std::int64_t bytes_of(const Tensors& tensors) {
     if (tensor.defined()) bytes += static_cast<std::int64_t>(tensor.nbytes());
   }
   return bytes;
+}
+
+Tensors without_memory(const Tensors& tensors) {
+  Tensors shapes;
+  for (const at::Tensor& tensor : tensors) {
+    shapes.push_back(tensor.defined() ? torch::empty(tensor.sizes(), tensor.options().device(torch::kMeta)) : at::Tensor());
+  }
+  return shapes;
 }
 
 std::string shapes_text(const Tensors& tensors) {
@@ -102,7 +116,8 @@ struct StagePair {
 
 class ChainProfiler {
  public:
-  ChainProfiler(const Chain& chain, const MicroBatch& micro) : chain_(chain), micro_(micro), clean_(chain.parameters()) {
+  ChainProfiler(const Chain& chain, const MicroBatch& micro, std::optional<at::ScalarType> half)
+      : chain_(chain), micro_(micro), half_(half), clean_(chain.parameters()) {
     // A tied parameter's gradient appears in the last stage that uses it; for the stages before it is there already.
     for (std::size_t i = 0; i < chain.size(); ++i) {
       for (const at::Tensor& parameter : parameters_of(i)) last_user_[parameter.unsafeGetTensorImpl()] = i;
@@ -124,7 +139,7 @@ class ChainProfiler {
       const auto found = key.empty() ? known.end() : known.find(key);
       const bool is_known = found != known.end();
       StagePair pair = is_known ? found->second : StagePair{};
-      Tensors outputs = is_known ? run_once(stage, inputs) : measure_stage(i, inputs, pair);
+      Tensors outputs = is_known ? run_once(i, inputs) : measure_stage(i, inputs, pair);
       if (!is_known) {
         ++profile.num_distinct;
         if (!key.empty()) known[key] = pair;
@@ -151,44 +166,56 @@ class ChainProfiler {
   }
 
   // Every run starts from the same random state and leaves the buffers as they were.
-  Tensors run_once(Stage& stage, const Tensors& inputs) {
-    const RecomputeScope scope(stage, StageState::record(stage));
-    return forward_discarding(stage, inputs, micro_);
+  Tensors run_once(std::size_t index, const Tensors& inputs) {
+    const RecomputeScope scope(chain_.stage(index), StageState::record(chain_.stage(index)));
+    return forward_discarding(call(index), inputs);
   }
+
+  StageCall call(std::size_t index) const { return {chain_.stage(index), micro_, index == 0, index + 1 == chain_.size(), half_}; }
 
   Tensors measure_stage(std::size_t index, const Tensors& inputs, StagePair& pair) {
     Stage& stage = chain_.stage(index);
     const bool first = index == 0;
     const bool last = index + 1 == chain_.size();
     Tensors outputs;
-    run_once(stage, inputs);  // the first run of a shape pays for setting up kernels, which is no part of a step
-    const Measured forward = measure([&] { outputs = run_once(stage, inputs); });
+    Tensors shapes;  // of the outputs, without memory
+    outputs = run_once(index, inputs);  // the first run of a shape pays for setting up kernels, which is no part of a step
+    outputs.clear();
+    const Measured forward = measure([&] { outputs = run_once(index, inputs); });
 
     StageCosts costs;
     costs.output_bytes = forward.after_bytes - forward.before_bytes + view_bytes(outputs, inputs, first);
     costs.grad_bytes = last ? 0 : gradient_bytes(outputs);
     costs.forward_ns = forward.ns;
-    costs.forward_transient_bytes = forward.peak_bytes - forward.before_bytes - costs.output_bytes;
-    costs.forward_transient_bytes = std::max<std::int64_t>(0, costs.forward_transient_bytes);
-    const Tensors shapes = last ? Tensors{} : outputs;
-    if (last) outputs.clear();
+    costs.forward_transient_bytes = std::max<std::int64_t>(0, forward.peak_bytes - forward.before_bytes - costs.output_bytes);
     pair.appearing = costs;
     pair.allocated = costs;
-    for (std::size_t option = 0; option < stage.options().size(); ++option) {
+    if (!last) shapes = without_memory(outputs);
+    outputs.clear();  // options are measured with no more in memory than a real step has
+    const std::size_t num_options = half_ ? 1 : stage.options().size();
+    for (std::size_t option = 0; option < num_options; ++option) {
       measure_option(index, inputs, shapes, static_cast<int>(option), pair);
     }
     clean_.clear();
-    return outputs;
+    return last ? Tensors{} : run_once(index, inputs);
   }
 
+  // An option that does not fit under the cap gets a size that no plan can choose.
   void measure_option(std::size_t index, const Tensors& inputs, const Tensors& shapes, int option, StagePair& pair) {
     clean_.clear();
-    for (at::Tensor& parameter : parameters_of(index)) {
-      if (last_user_.at(parameter.unsafeGetTensorImpl()) != index) parameter.mutable_grad() = torch::zeros_like(parameter);
+    StageOption appearing;
+    StageOption allocated;
+    try {
+      for (at::Tensor& parameter : parameters_of(index)) {
+        if (last_user_.at(parameter.unsafeGetTensorImpl()) != index) parameter.mutable_grad() = torch::zeros_like(parameter);
+      }
+      appearing = measure_run(index, inputs, shapes, option, &pair.appearing.param_grad_bytes);
+      std::int64_t none = 0;
+      allocated = measure_run(index, inputs, shapes, option, &none);
+    } catch (const c10::OutOfMemoryError&) {
+      appearing.kept_bytes = allocated.kept_bytes = kMaxChainBytes / 4;
     }
-    StageOption appearing = measure_run(index, inputs, shapes, option, &pair.appearing.param_grad_bytes);
-    std::int64_t none = 0;
-    StageOption allocated = measure_run(index, inputs, shapes, option, &none);
+    if (appearing.kept_bytes == kMaxChainBytes / 4) release_failed_backward();
     appearing.forward_ns = allocated.forward_ns = std::min(appearing.forward_ns, allocated.forward_ns);
     appearing.backward_ns = allocated.backward_ns = std::min(appearing.backward_ns, allocated.backward_ns);
     pair.appearing.options.push_back(appearing);
@@ -202,7 +229,7 @@ class ChainProfiler {
     const bool last = index + 1 == chain_.size();
     KeptStage kept;
     const RecomputeScope scope(stage, StageState::record(stage));
-    const Measured forward = measure([&] { kept = forward_keeping(stage, inputs, micro_, option, !first); });
+    const Measured forward = measure([&] { kept = forward_keeping(call(index), inputs, option); });
 
     StageOption costs;
     costs.kept_bytes = forward.after_bytes - forward.before_bytes + view_bytes(kept.outputs, inputs, first);
@@ -210,7 +237,10 @@ class ChainProfiler {
     costs.forward_ns = forward.ns;
 
     Tensors gradient;
-    for (const at::Tensor& shape : shapes) gradient.push_back(shape.is_floating_point() ? torch::full_like(shape, 1e-3) : at::Tensor());
+    for (const at::Tensor& shape : shapes) {
+      gradient.push_back(shape.defined() && shape.is_floating_point() ? torch::full(shape.sizes(), 1e-3, shape.options().dtype(gradient_type(shape)).device(micro_.inputs.at(0).device()))
+                                                   : at::Tensor());
+    }
     const std::int64_t seed_bytes = bytes_of(gradient);
     Tensors input_gradient;
     const Measured backward = measure([&] {
@@ -227,6 +257,7 @@ class ChainProfiler {
 
   const Chain& chain_;
   const MicroBatch& micro_;
+  std::optional<at::ScalarType> half_;
   CleanGradients clean_;
   std::map<const void*, std::size_t> last_user_;
 };
@@ -283,11 +314,11 @@ ChainProfile empty_profile(const ChainProfile& like) {
   return profile;
 }
 
-std::optional<ChainProfile> profile_chain(const Chain& chain, const MicroBatch& micro) {
+std::optional<ChainProfile> profile_chain(const Chain& chain, const MicroBatch& micro, std::optional<at::ScalarType> half) {
   const RandomState random = RandomState::capture();
   std::optional<ChainProfile> profile;
   try {
-    profile = ChainProfiler(chain, micro).run();
+    profile = ChainProfiler(chain, micro, half).run();
   } catch (const c10::OutOfMemoryError&) {
     release_failed_backward();
   }

@@ -55,7 +55,7 @@ struct Numbers {
   double beta2;
   double rate;  // the size of the step, with all its factors but clipping
   AdafactorStep step(const AdafactorOptions& options, double update_rms) const {
-    return {static_cast<float>(1 - options.weight_decay() * rate),
+    return {static_cast<float>(options.weight_decay() * rate),
             static_cast<float>(rate / std::max(1.0, update_rms / options.clip_threshold())), static_cast<float>(options.beta1())};
   }
 };
@@ -189,7 +189,7 @@ void update_plainly(at::Tensor& parameter, const at::Tensor& gradient, Adafactor
   const AdafactorStep step = numbers.step(options, root_mean_square(update));
   update.mul_(step.scale);
   if (options.beta1() > 0) update = state.exp_avg().mul_(options.beta1()).add_(update, 1 - options.beta1());
-  parameter.mul_(1 - options.weight_decay() * numbers.rate).sub_(update);
+  parameter.sub_(parameter, options.weight_decay() * numbers.rate).sub_(update);
 }
 
 }  // namespace

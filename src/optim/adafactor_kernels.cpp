@@ -90,21 +90,24 @@ double FactoredSquareSum(const Tile& tile, const float* gradient, const Factored
 }
 
 struct Apply {
-  V shrink, scale, beta1, one_minus_beta1;
+  V decay, scale, beta1, one_minus_beta1;
   explicit HWY_INLINE Apply(const AdafactorStep& step)
-      : shrink(hn::Set(D(), step.shrink)),
+      : decay(hn::Set(D(), step.decay)),
         scale(hn::Set(D(), step.scale)),
         beta1(hn::Set(D(), step.beta1)),
         one_minus_beta1(hn::Set(D(), 1.0f - step.beta1)) {}
-  HWY_INLINE void plainly(V u, float* parameter) const {
+  /// Takes the update and the decay off at once: the parameter, by far the largest number here, is rounded once.
+  HWY_INLINE void subtract(V update, float* parameter) const {
     const D d;
-    hn::StoreU(hn::NegMulAdd(scale, u, hn::Mul(shrink, hn::LoadU(d, parameter))), d, parameter);
+    const V p = hn::LoadU(d, parameter);
+    hn::StoreU(hn::Sub(p, hn::MulAdd(decay, p, update)), d, parameter);
   }
+  HWY_INLINE void plainly(V u, float* parameter) const { subtract(hn::Mul(scale, u), parameter); }
   HWY_INLINE void averaged(V u, float* parameter, float* exp_avg) const {
     const D d;
     const V m = hn::MulAdd(beta1, hn::LoadU(d, exp_avg), hn::Mul(one_minus_beta1, hn::Mul(scale, u)));
     hn::StoreU(m, d, exp_avg);
-    hn::StoreU(hn::MulSub(shrink, hn::LoadU(d, parameter), m), d, parameter);
+    subtract(m, parameter);
   }
 };
 

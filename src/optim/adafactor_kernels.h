@@ -19,9 +19,9 @@ void add_square_sums(const Tile& tile, const float* gradient, float* row_sums, f
 
 /// What Adafactor does with the update u = gradient / root of the second moment.
 struct AdafactorStep {
-  float shrink;  ///< 1 - rate * weight_decay
-  float scale;   ///< rate / max(1, rms(u) / clip_threshold)
-  float beta1;   ///< of the first moment, where there is one
+  float decay;  ///< rate * weight_decay
+  float scale;  ///< rate / max(1, rms(u) / clip_threshold)
+  float beta1;  ///< of the first moment, where there is one
 };
 
 /// The second moment of element (i, j) is row_moments[i] * inverse_row_mean / column_factors[j]^2.

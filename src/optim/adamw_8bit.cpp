@@ -14,7 +14,7 @@ namespace headroom {
 namespace {
 
 void update_quantized(const optim_kernels::AdamStep& step, at::Tensor& parameter, const at::Tensor& gradient, AdamW8bitParamState& state) {
-  const optim_kernels::QuantizedMoments moments{state.exp_avg_codes().data_ptr<std::uint8_t>(), state.exp_avg_scales().data_ptr<float>(),
+  const optim_kernels::QuantizedMoments moments{state.exp_avg_codes().data_ptr<std::int8_t>(), state.exp_avg_scales().data_ptr<float>(),
                                                 state.root_sq_codes().data_ptr<std::uint8_t>(), state.root_sq_scales().data_ptr<float>()};
   float* p = parameter.data_ptr<float>();
   const float* g = gradient.data_ptr<float>();
@@ -71,7 +71,7 @@ std::unique_ptr<LeanParamState> AdamW8bit::make_state(const at::Tensor& like, co
   }
   const auto floats = at::TensorOptions().dtype(at::kFloat).device(like.device());
   const std::int64_t blocks = optim_kernels::num_blocks(like.numel());
-  state->exp_avg_codes(zeroed({like.numel()}, floats.dtype(at::kByte)));
+  state->exp_avg_codes(zeroed({like.numel()}, floats.dtype(at::kChar)));
   state->exp_avg_scales(zeroed({blocks}, floats));
   state->root_sq_codes(zeroed({like.numel()}, floats.dtype(at::kByte)));
   state->root_sq_scales(zeroed({blocks}, floats));

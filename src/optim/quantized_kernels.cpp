@@ -4,80 +4,77 @@
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "optim/quantized_kernels.cpp"
+#include <hwy/cache_control.h>
 #include <hwy/foreach_target.h>  // compiles this file once per target
 #include <hwy/highway.h>
 
 #include "optim/vector_loop-inl.h"
 
-// The codes. With y = code + 1 = 2^k * m, 1 <= m < 2, a code of K bits stands for the fraction 4^(k - K) * (3 m - 2) of the block's
-// scale: piecewise linear between the powers of 4, exactly 1 for the largest code. Code 0 is 0. Both directions are a few integer
-// operations on the bits of floats, which is why there is no table.
+// The codes are quadratic. A code c of the first moment, -127 to 127, stands for the fraction (c / 127)^2 of the block's scale, with c's
+// sign; a code of the second moment's root, 0 to 255, for ((c + 1) / 256)^2. So the largest magnitude of a block is exact, steps are fine
+// near it, and values 4 decades smaller are still told apart. Both directions are a few instructions: there is no table to look up. A root
+// is never 0, because dividing by eps alone would make a wild step of a small first moment.
 
 HWY_BEFORE_NAMESPACE();
 namespace headroom::optim_kernels::HWY_NAMESPACE {
 
 using DI = hn::RebindToSigned<D>;
-using VI = hn::Vec<DI>;
 using DU = hn::RebindToUnsigned<D>;
-using DB = hn::Rebind<std::uint8_t, D>;
+using DS8 = hn::Rebind<std::int8_t, D>;
+using DU8 = hn::Rebind<std::uint8_t, D>;
 
-constexpr int kExponentBias = 127;
-constexpr int kMantissaBits = 23;
-constexpr int kRootBits = 8;
-constexpr int kMagnitudeBits = 7;  // of the first moment, beside its sign
+constexpr float kAverageCodes = 127;
+constexpr float kRootCodes = 256;
+constexpr float kTiny = 1e-37f;  // keeps the reciprocal root of 0 finite
 
-HWY_INLINE V power_of_two(VI exponent_field) { return hn::BitCast(D(), hn::ShiftLeft<kMantissaBits>(exponent_field)); }
+// The work on a block is long enough for the processor's own prefetching to fall behind.
+constexpr std::size_t kPrefetchAhead = 4 * kQuantizedBlock;
+constexpr std::size_t kCacheLine = 64;
 
-template <int kBits>
-HWY_INLINE V decode(VI code) {
+/// Added to a number below 2^22 in magnitude, it leaves the nearest integer in the lowest bits.
+constexpr float kToInteger = 12582912.0f;  // 1.5 * 2^23
+
+/// What a code is multiplied by before it is squared.
+HWY_INLINE V decode_factor(float scale, float num_codes) {
   const D d;
-  const DI di;
-  const V y = hn::ConvertTo(d, hn::Add(code, hn::Set(di, 1)));
-  const VI exponent = hn::ShiftRight<kMantissaBits>(hn::BitCast(di, y));  // k + bias
-  const V a = power_of_two(hn::Sub(exponent, hn::Set(di, 2 * kBits)));
-  const V b = power_of_two(hn::Sub(hn::Add(exponent, exponent), hn::Set(di, kExponentBias + 2 * kBits - 1)));
-  const V value = hn::MulSub(hn::Mul(y, hn::Set(d, 3.0f)), a, b);
-  return hn::IfThenElseZero(hn::RebindMask(d, hn::Gt(code, hn::Zero(di))), value);
+  return hn::Mul(hn::Sqrt(hn::Set(d, scale)), hn::Set(d, 1.0f / num_codes));
 }
-
-/// The code of a fraction 0 <= x <= 1, rounded up where its distance to the code below is above 1 - round_up (of one step).
-template <int kBits>
-HWY_INLINE VI encode(V x, V round_up) {
+/// What the root of a value is multiplied by to make its code.
+HWY_INLINE V encode_factor(V scale, float num_codes) {
   const D d;
-  const DI di;
-  const VI exponent = hn::Sub(hn::ShiftRight<kMantissaBits>(hn::BitCast(di, x)), hn::Set(di, kExponentBias));
-  const VI exponent4 = hn::Max(hn::ShiftRight<1>(exponent), hn::Set(di, -kBits));
-  const V a = power_of_two(hn::Sub(hn::Set(di, kExponentBias + kBits), exponent4));
-  const V b = power_of_two(hn::Add(hn::Set(di, kExponentBias + kBits + 1), exponent4));
-  const V y = hn::MulAdd(hn::MulAdd(x, a, b), hn::Set(d, 1.0f / 3.0f), round_up);
-  const VI code = hn::Sub(hn::ConvertTo(di, y), hn::Set(di, 1));
-  return hn::Min(hn::Max(code, hn::Zero(di)), hn::Set(di, (1 << kBits) - 1));
+  return hn::IfThenElseZero(hn::Gt(scale, hn::Zero(d)), hn::Div(hn::Set(d, num_codes), hn::Sqrt(scale)));
 }
 
-HWY_INLINE VI load_codes(const std::uint8_t* codes) { return hn::PromoteTo(DI(), hn::LoadU(DB(), codes)); }
-HWY_INLINE void store_codes(VI codes, std::uint8_t* to) { hn::StoreU(hn::DemoteTo(DB(), codes), DB(), to); }
-
-HWY_INLINE V decode_signed(VI code) {
-  const DI di;
-  const VI sign = hn::ShiftLeft<24>(hn::And(code, hn::Set(di, 1 << kMagnitudeBits)));
-  const V magnitude = decode<kMagnitudeBits>(hn::And(code, hn::Set(di, (1 << kMagnitudeBits) - 1)));
-  return hn::Or(magnitude, hn::BitCast(D(), sign));
+HWY_INLINE void store_lowest_bytes(V integers, std::uint8_t* to) {
+  hn::StoreU(hn::TruncateTo(DU8(), hn::BitCast(DU(), integers)), DU8(), to);
 }
 
-HWY_INLINE VI encode_signed(V fraction) {
+HWY_INLINE V load_average(const std::int8_t* codes, V factor) {
+  const V root = hn::Mul(hn::ConvertTo(D(), hn::PromoteTo(DI(), hn::LoadU(DS8(), codes))), factor);
+  return hn::Mul(root, hn::Abs(root));
+}
+
+/// The second moment itself: the stored value is its root.
+HWY_INLINE V load_square(const std::uint8_t* codes, V factor) {
+  const V fourth_root = hn::MulAdd(hn::ConvertTo(D(), hn::PromoteTo(DI(), hn::LoadU(DU8(), codes))), factor, factor);
+  const V root = hn::Mul(fourth_root, fourth_root);
+  return hn::Mul(root, root);
+}
+
+/// The square root of a value that is not negative, by an approximation and a Newton step: good to the last bits, at a fraction of the
+/// time. Below kTiny it is too small, by less than kTiny's root.
+HWY_INLINE V fast_root(V value) {
   const D d;
-  const DI di;
-  const VI magnitude = encode<kMagnitudeBits>(hn::Abs(fraction), hn::Set(d, 0.5f));
-  const VI negative = hn::And(hn::ShiftRight<24>(hn::BitCast(di, fraction)), hn::Set(di, 1 << kMagnitudeBits));
-  return hn::Or(magnitude, negative);
+  const V guess = hn::ApproximateReciprocalSqrt(hn::Max(value, hn::Set(d, kTiny)));
+  const V root = hn::Mul(value, guess);
+  return hn::Mul(root, hn::NegMulAdd(hn::Mul(root, guess), hn::Set(d, 0.5f), hn::Set(d, 1.5f)));
 }
 
-/// A root that is not 0 never gets code 0: dividing by eps alone would make a wild step of a small first moment.
-HWY_INLINE VI encode_root(V fraction, V round_up) {
-  const DI di;
-  const VI code = encode<kRootBits>(fraction, round_up);
-  const auto positive = hn::RebindMask(di, hn::Gt(fraction, hn::Zero(D())));
-  return hn::Max(code, hn::IfThenElseZero(positive, hn::Set(di, 1)));
+/// numerator / denominator in the same way.
+HWY_INLINE V fast_quotient(V numerator, V denominator) {
+  const D d;
+  const V guess = hn::ApproximateReciprocal(denominator);
+  return hn::Mul(numerator, hn::Mul(guess, hn::NegMulAdd(guess, denominator, hn::Set(d, 2.0f))));
 }
 
 /// Which way elements are rounded: an equidistributed sequence over the steps for each element, at another phase for each.
@@ -92,11 +89,13 @@ class Dither {
     advance_ = hn::Set(du, static_cast<std::uint32_t>(hn::Lanes(du)) * kPerElement);
   }
 
-  /// The next vector of numbers in [0, 1). The smallest are lifted a little, so that a value on a code keeps it in spite of rounding.
+  /// What to add to the next vector before it is rounded to the nearest: up to half a step. The last thousandth is left out, so that a
+  /// value which is a code up to a rounding error keeps it.
   HWY_INLINE V next() {
-    const V unit = hn::Mul(hn::ConvertTo(D(), hn::BitCast(DI(), hn::ShiftRight<8>(phase_))), hn::Set(D(), 1.0f / (1 << 24)));
+    constexpr float kReach = 0.999f;
+    const V from_1_to_2 = hn::BitCast(D(), hn::Or(hn::ShiftRight<9>(phase_), hn::Set(DU(), 0x3F800000U)));
     phase_ = hn::Add(phase_, advance_);
-    return hn::Max(unit, hn::Set(D(), 1e-4f));
+    return hn::MulAdd(from_1_to_2, hn::Set(D(), kReach), hn::Set(D(), -1.5f * kReach));
   }
 
  private:
@@ -104,68 +103,114 @@ class Dither {
   hn::Vec<DU> advance_;
 };
 
+/// Between the codes 0 and 1 the square of the fraction decides how often it is rounded up: tiny values keep their size on average.
+HWY_INLINE void store_average(V value, V factor, V dither, std::int8_t* codes) {
+  const D d;
+  const V signed_root = hn::Mul(value, hn::ApproximateReciprocalSqrt(hn::Max(hn::Abs(value), hn::Set(d, kTiny))));
+  const V exact = hn::Mul(signed_root, factor);
+  const V code = hn::MulAdd(exact, hn::Min(hn::Abs(exact), hn::Set(d, 1.0f)), dither);
+  const V limited = hn::Max(hn::Min(code, hn::Set(d, kAverageCodes)), hn::Set(d, -kAverageCodes));
+  store_lowest_bytes(hn::Add(limited, hn::Set(d, kToInteger)), reinterpret_cast<std::uint8_t*>(codes));
+}
+
+HWY_INLINE void store_root(V value, V factor, V dither, std::uint8_t* codes) {
+  const D d;
+  const V code = hn::MulAdd(fast_root(value), factor, dither);
+  const V limited = hn::Max(hn::Min(code, hn::Set(d, kRootCodes)), hn::Set(d, 1.0f));
+  store_lowest_bytes(hn::Add(limited, hn::Set(d, kToInteger - 1.0f)), codes);
+}
+
 struct Block {
   float* parameter;
   const float* gradient;
-  std::uint8_t* exp_avg_codes;
+  std::int8_t* exp_avg_codes;
   float* exp_avg_scale;
   std::uint8_t* root_sq_codes;
   float* root_sq_scale;
 };
 
-HWY_INLINE V reciprocal_or_zero(V largest) {
-  const D d;
-  return hn::IfThenElseZero(hn::Gt(largest, hn::Zero(d)), hn::Div(hn::Set(d, 1.0f), largest));
-}
+/// The numbers of a step in registers.
+struct VectorStep {
+  V shrink, beta1, one_minus_beta1, beta2, one_minus_beta2, inv_root_bias2, eps, step_size;
+  explicit HWY_INLINE VectorStep(const AdamStep& step)
+      : shrink(hn::Set(D(), step.shrink)),
+        beta1(hn::Set(D(), step.beta1)),
+        one_minus_beta1(hn::Set(D(), step.one_minus_beta1)),
+        beta2(hn::Set(D(), step.beta2)),
+        one_minus_beta2(hn::Set(D(), step.one_minus_beta2)),
+        inv_root_bias2(hn::Set(D(), step.inv_root_bias2)),
+        eps(hn::Set(D(), step.eps)),
+        step_size(hn::Set(D(), step.step_size)) {}
+};
 
-HWY_INLINE void update_block(const AdamStep& step, Dither dither, const Block& block) {
-  const D d;
-  const std::size_t lanes = hn::Lanes(d);
+/// New moments of a block that are still to be rounded, and how.
+struct Unrounded {
   HWY_ALIGN float exp_avg[kQuantizedBlock];
   HWY_ALIGN float root_sq[kQuantizedBlock];
-  const V old_avg_scale = hn::Set(d, *block.exp_avg_scale);
-  const V old_root_scale = hn::Set(d, *block.root_sq_scale);
+  float to_average_code, to_root_code;
+};
+
+HWY_INLINE void update_block(const VectorStep step, const Block& block, Unrounded& moments) {
+  const D d;
+  const std::size_t lanes = hn::Lanes(d);
+  const V average_factor = decode_factor(*block.exp_avg_scale, kAverageCodes);
+  const V root_factor = decode_factor(*block.root_sq_scale, kRootCodes);
   V largest_avg = hn::Zero(d);
   V largest_root = hn::Zero(d);
+  for (std::size_t i = 0; i < kQuantizedBlock; i += kCacheLine) {
+    hwy::Prefetch(block.exp_avg_codes + i + kPrefetchAhead);
+    hwy::Prefetch(block.root_sq_codes + i + kPrefetchAhead);
+  }
   for (std::size_t i = 0; i < kQuantizedBlock; i += lanes) {
+    hwy::Prefetch(block.parameter + i + kPrefetchAhead);
+    hwy::Prefetch(block.gradient + i + kPrefetchAhead);
     const V p = hn::LoadU(d, block.parameter + i);
     const V g = hn::LoadU(d, block.gradient + i);
-    const V old_avg = hn::Mul(decode_signed(load_codes(block.exp_avg_codes + i)), old_avg_scale);
-    const V old_root = hn::Mul(decode<kRootBits>(load_codes(block.root_sq_codes + i)), old_root_scale);
-    const V m = hn::MulAdd(hn::Set(d, step.beta1), old_avg, hn::Mul(hn::Set(d, step.one_minus_beta1), g));
-    const V v = hn::MulAdd(hn::Set(d, step.beta2), hn::Mul(old_root, old_root), hn::Mul(hn::Set(d, step.one_minus_beta2), hn::Mul(g, g)));
-    const V root = hn::Sqrt(v);
-    const V denominator = hn::MulAdd(root, hn::Set(d, step.inv_root_bias2), hn::Set(d, step.eps));
-    const V shrunk = hn::Mul(p, hn::Set(d, step.shrink));
-    hn::StoreU(hn::NegMulAdd(hn::Set(d, step.step_size), hn::Div(m, denominator), shrunk), d, block.parameter + i);
-    hn::Store(m, d, exp_avg + i);
-    hn::Store(root, d, root_sq + i);
+    const V old_m = load_average(block.exp_avg_codes + i, average_factor);
+    const V old_v = load_square(block.root_sq_codes + i, root_factor);
+    const V m = hn::MulAdd(step.beta1, old_m, hn::Mul(step.one_minus_beta1, g));
+    const V root = fast_root(hn::MulAdd(step.beta2, old_v, hn::Mul(step.one_minus_beta2, hn::Mul(g, g))));
+    const V quotient = fast_quotient(m, hn::MulAdd(root, step.inv_root_bias2, step.eps));
+    hn::StoreU(hn::NegMulAdd(step.step_size, quotient, hn::Mul(p, step.shrink)), d, block.parameter + i);
+    hn::Store(m, d, moments.exp_avg + i);
+    hn::Store(root, d, moments.root_sq + i);
     largest_avg = hn::Max(largest_avg, hn::Abs(m));
     largest_root = hn::Max(largest_root, root);
   }
-  largest_avg = hn::MaxOfLanes(d, largest_avg);
-  largest_root = hn::MaxOfLanes(d, largest_root);
-  *block.exp_avg_scale = hn::GetLane(largest_avg);
-  *block.root_sq_scale = hn::GetLane(largest_root);
-  const V to_avg_fraction = reciprocal_or_zero(largest_avg);
-  const V to_root_fraction = reciprocal_or_zero(largest_root);
+  const V avg_scale = hn::MaxOfLanes(d, largest_avg);
+  const V root_scale = hn::MaxOfLanes(d, largest_root);
+  *block.exp_avg_scale = hn::GetLane(avg_scale);
+  *block.root_sq_scale = hn::GetLane(root_scale);
+  moments.to_average_code = hn::GetLane(encode_factor(avg_scale, kAverageCodes));
+  moments.to_root_code = hn::GetLane(encode_factor(root_scale, kRootCodes));
+}
+
+HWY_INLINE void store_block(const Unrounded& moments, Dither dither, const Block& block) {
+  const D d;
+  const std::size_t lanes = hn::Lanes(d);
+  const V to_average_code = hn::Set(d, moments.to_average_code);
+  const V to_root_code = hn::Set(d, moments.to_root_code);
   for (std::size_t i = 0; i < kQuantizedBlock; i += lanes) {
-    store_codes(encode_signed(hn::Mul(hn::Load(d, exp_avg + i), to_avg_fraction)), block.exp_avg_codes + i);
-    store_codes(encode_root(hn::Mul(hn::Load(d, root_sq + i), to_root_fraction), dither.next()), block.root_sq_codes + i);
+    const V shift = dither.next();
+    store_average(hn::Load(d, moments.exp_avg + i), to_average_code, shift, block.exp_avg_codes + i);
+    store_root(hn::Load(d, moments.root_sq + i), to_root_code, shift, block.root_sq_codes + i);
   }
 }
 
 /// The last block of a tensor whose size is not a multiple: padded with zeros, which stay zero and are no maximum.
-void update_partial_block(const AdamStep& step, const Dither& dither, const Block& block, std::size_t count) {
+void update_partial_block(const VectorStep& step, const Dither& dither, const Block& block, std::size_t count) {
   HWY_ALIGN float parameter[kQuantizedBlock] = {};
   HWY_ALIGN float gradient[kQuantizedBlock] = {};
-  HWY_ALIGN std::uint8_t exp_avg_codes[kQuantizedBlock] = {};
+  HWY_ALIGN std::int8_t exp_avg_codes[kQuantizedBlock] = {};
   HWY_ALIGN std::uint8_t root_sq_codes[kQuantizedBlock] = {};
   std::copy_n(block.parameter, count, parameter);
   std::copy_n(block.gradient, count, gradient);
   std::copy_n(block.exp_avg_codes, count, exp_avg_codes);
   std::copy_n(block.root_sq_codes, count, root_sq_codes);
-  update_block(step, dither, {parameter, gradient, exp_avg_codes, block.exp_avg_scale, root_sq_codes, block.root_sq_scale});
+  const Block padded{parameter, gradient, exp_avg_codes, block.exp_avg_scale, root_sq_codes, block.root_sq_scale};
+  Unrounded moments;
+  update_block(step, padded, moments);
+  store_block(moments, dither, padded);
   std::copy_n(parameter, count, block.parameter);
   std::copy_n(exp_avg_codes, count, block.exp_avg_codes);
   std::copy_n(root_sq_codes, count, block.root_sq_codes);
@@ -173,20 +218,30 @@ void update_partial_block(const AdamStep& step, const Dither& dither, const Bloc
 
 void AdamW8bitUpdate(const AdamStep& step, std::uint32_t step_index, std::int64_t first, std::int64_t count, float* parameter,
                      const float* gradient, const QuantizedMoments& moments) {
-  for (std::int64_t i = first; i < first + count; i += kQuantizedBlock) {
+  const VectorStep vector_step(step);
+  const auto block_at = [&](std::int64_t i) {
     const std::int64_t index = i / kQuantizedBlock;
-    const Dither dither(step_index, i);
-    const Block block{parameter + i,
-                      gradient + i,
-                      moments.exp_avg_codes + i,
-                      moments.exp_avg_scales + index,
-                      moments.root_sq_codes + i,
-                      moments.root_sq_scales + index};
-    if (i + kQuantizedBlock <= first + count) {
-      update_block(step, dither, block);
-    } else {
-      update_partial_block(step, dither, block, static_cast<std::size_t>(first + count - i));
-    }
+    return Block{parameter + i,
+                 gradient + i,
+                 moments.exp_avg_codes + i,
+                 moments.exp_avg_scales + index,
+                 moments.root_sq_codes + i,
+                 moments.root_sq_scales + index};
+  };
+  // A block is rounded after the next one is updated: the processor need not wait for the scale of a block that it has just seen.
+  Unrounded unrounded[2];
+  const std::int64_t whole_end = first + count / kQuantizedBlock * kQuantizedBlock;
+  for (std::int64_t i = first; i < whole_end; i += kQuantizedBlock) {
+    const std::int64_t parity = (i / kQuantizedBlock) % 2;
+    update_block(vector_step, block_at(i), unrounded[parity]);
+    const std::int64_t before = i - kQuantizedBlock;
+    if (before >= first) store_block(unrounded[1 - parity], Dither(step_index, before), block_at(before));
+  }
+  const std::int64_t last = whole_end - kQuantizedBlock;
+  if (last >= first) store_block(unrounded[(last / kQuantizedBlock) % 2], Dither(step_index, last), block_at(last));
+  if (whole_end < first + count) {
+    update_partial_block(vector_step, Dither(step_index, whole_end), block_at(whole_end),
+                         static_cast<std::size_t>(first + count - whole_end));
   }
 }
 

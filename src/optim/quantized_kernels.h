@@ -12,7 +12,7 @@ inline constexpr std::int64_t num_blocks(std::int64_t count) { return (count + k
 
 /// The moments of a range that starts at a block.
 struct QuantizedMoments {
-  std::uint8_t* exp_avg_codes;
+  std::int8_t* exp_avg_codes;
   float* exp_avg_scales;
   std::uint8_t* root_sq_codes;
   float* root_sq_scales;

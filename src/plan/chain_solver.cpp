@@ -21,6 +21,11 @@ namespace {
 
 /// Additions below which a finer grid costs no noticeable time.
 constexpr double kCheapWork = 2e7;
+/// Additions that a rounded solution may cost: some seconds.
+constexpr double kMostWork = 8e9;
+
+/// A whole curve may take this many times the work of one plan.
+constexpr double kCurvePatience = 10;
 
 ChainCosts validated(ChainCosts chain) {
   validate(chain);
@@ -37,14 +42,15 @@ struct ChainSolver::State {
         intervals(numbers, options.intern),
         bounds(numbers, intervals),
         whole(intervals.id(1, numbers.L)) {
+    // The last stage is never swept, so that the size of its output (a scalar, mostly) counts only as a part of what it keeps.
     for (int l = 1; l <= numbers.L; ++l) {
       for (const ChainNumbers::Option& option : numbers.options[numbers.at(l)]) taken_gcd = std::gcd(taken_gcd, option.S);
-      for (const auto& stored : numbers.stored) taken_gcd = std::gcd(taken_gcd, stored[numbers.at(l)]);
+      for (const auto& stored : numbers.stored) taken_gcd = std::gcd(taken_gcd, l < numbers.L ? stored[numbers.at(l)] : 0);
       taken_gcd = std::gcd(taken_gcd, numbers.p[numbers.at(l)]);
     }
     all_gcd = std::gcd(taken_gcd, numbers.G[0]);
     for (int l = 1; l <= numbers.L; ++l) {
-      all_gcd = std::gcd(all_gcd, std::gcd(numbers.G[numbers.at(l)], numbers.oN[numbers.at(l)]));
+      all_gcd = std::gcd(all_gcd, std::gcd(numbers.G[numbers.at(l)], l < numbers.L ? numbers.oN[numbers.at(l)] : 0));
       for (const ChainNumbers::Option& option : numbers.options[numbers.at(l)]) all_gcd = std::gcd(all_gcd, std::gcd(option.oF, option.oB));
     }
     all_gcd = std::max<std::int64_t>(all_gcd, 1);
@@ -72,26 +78,31 @@ struct ChainSolver::State {
     return size;
   }
 
-  bool small_enough(std::int64_t slot_bytes, std::int64_t budget_bytes) const {
+  bool small_enough(std::int64_t slot_bytes, std::int64_t budget_bytes, bool every_budget) const {
     const Size size = table_size(slot_bytes, budget_bytes);
     if (size.entries * sizeof(std::int64_t) > static_cast<double>(options.max_table_bytes)) return false;
-    return budget_bytes / slot_bytes <= options.max_slots || size.work <= kCheapWork;
+    return budget_bytes / slot_bytes <= options.max_slots ||
+           size.work <= static_cast<double>(options.max_lossless_work) * (every_budget ? kCurvePatience : 1);
   }
 
   /// A grid on which nothing is lost, if there is one of reasonable size. `every_budget`: for all budgets up to this one, not it alone.
   std::optional<Grid> lossless_grid(std::int64_t budget_bytes, bool every_budget) const {
-    if (small_enough(all_gcd, budget_bytes)) return Grid{all_gcd, 0, budget_bytes / all_gcd, true};
-    if (!every_budget && taken_gcd != all_gcd && small_enough(taken_gcd, budget_bytes)) {
+    if (small_enough(all_gcd, budget_bytes, every_budget)) return Grid{all_gcd, 0, budget_bytes / all_gcd, true};
+    if (!every_budget && taken_gcd != all_gcd && small_enough(taken_gcd, budget_bytes, every_budget)) {
       return Grid{taken_gcd, budget_bytes % taken_gcd, budget_bytes / taken_gcd, true};
     }
     return std::nullopt;
   }
 
-  Grid rounding_grid(std::int64_t budget_bytes, bool round_up) const {
+  Grid rounding_grid(std::int64_t budget_bytes, bool round_up, double patience = 1) const {
     std::int64_t slot = std::max<std::int64_t>(budget_bytes / std::max<std::int64_t>(options.max_slots, 1), 1);
-    while (slot > 1 && table_size(slot / 2, budget_bytes).work <= kCheapWork) slot /= 2;
+    const double cheap = patience * std::min(kCheapWork, static_cast<double>(options.max_lossless_work));
+    while (slot > 1 && table_size(slot / 2, budget_bytes).work <= cheap) slot /= 2;
     const double limit = static_cast<double>(options.max_table_bytes) / sizeof(std::int64_t);
-    while (slot < budget_bytes && table_size(slot, budget_bytes).entries > limit) slot *= 2;
+    for (Size size = table_size(slot, budget_bytes); slot < budget_bytes && (size.entries > limit || size.work > kMostWork);) {
+      slot *= 2;
+      size = table_size(slot, budget_bytes);
+    }
     return Grid{slot, budget_bytes % slot, budget_bytes / slot, round_up};
   }
 
@@ -213,6 +224,7 @@ Plan ChainSolver::plan(std::int64_t budget_bytes) {
   if (const SlotTable* table = state_->lossless_table(budget_bytes, false)) {
     return state_->checked_plan(table->extract(table->grid().index_of_budget(budget_bytes)), budget_bytes);
   }
+  state_->table.reset();  // makes room for the two that follow
   return state_->rounded_plan(budget_bytes);
 }
 
@@ -226,7 +238,8 @@ std::vector<FrontierPoint> ChainSolver::frontier() {
     }
     return points;
   }
-  const SlotTable up = state_->make_table(state_->rounding_grid(ample, true));
+  state_->table.reset();
+  const SlotTable up = state_->make_table(state_->rounding_grid(ample, true, kCurvePatience));
   const auto add = [&](const Plan& plan) {
     if (points.empty() || plan.time_ns < points.back().time_ns) points.push_back({plan.peak_bytes, plan.time_ns, plan.peak_bytes});
   };

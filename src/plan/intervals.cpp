@@ -73,12 +73,11 @@ Intervals::Intervals(const ChainNumbers& numbers, bool intern) : ids_(slot(1, nu
   const std::vector<int> classes = classes_of_stages(numbers);
   const auto num_classes = static_cast<std::int64_t>(numbers.L) + 1;
   std::unordered_map<std::int64_t, int> nodes;  // (name of the prefix, class of the next stage) -> name; the pair itself is the key
-  for (int length = 1; length <= numbers.L; ++length) {
-    for (int first = 1; first + length - 1 <= numbers.L; ++first) {
-      const int last = first + length - 1;
+  for (int last = 1; last <= numbers.L; ++last) {
+    for (int first = last; first >= 1; --first) {
       int name = size();
       if (intern) {
-        const std::int64_t prefix = length == 1 ? 0 : id(first, last - 1) + 1;
+        const std::int64_t prefix = first == last ? 0 : id(first, last - 1) + 1;
         name = nodes.emplace(prefix * num_classes + classes[numbers.at(last)], name).first->second;
       }
       if (name == size()) representatives_.emplace_back(first, last);

@@ -81,7 +81,7 @@ class Intervals {
 
   /// The name of first..last, 1 <= first <= last <= L.
   int id(int first, int last) const { return ids_[slot(first, last)]; }
-  /// One interval of each name, shorter ones first: the index is the name.
+  /// One interval of each name, after all of its parts: the index is the name.
   const std::vector<std::pair<int, int>>& representatives() const { return representatives_; }
   int size() const { return static_cast<int>(representatives_.size()); }
 

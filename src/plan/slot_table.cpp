@@ -4,6 +4,14 @@
 #include <limits>
 #include <stdexcept>
 
+// 64-bit minima need AVX2 to be vectorised, which a portable build must not assume: the loader picks the version for the machine.
+// Sanitizers cannot be loaded before that choice is made.
+#if defined(__x86_64__) && defined(__GLIBC__) && !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
+#define HEADROOM_VECTORISED __attribute__((target_clones("avx512f", "avx2", "default")))
+#else
+#define HEADROOM_VECTORISED
+#endif
+
 namespace headroom {
 namespace {
 
@@ -14,15 +22,16 @@ constexpr std::int64_t kNoIndex = std::numeric_limits<std::int64_t>::max() / 4;
 constexpr std::int64_t kBlockEntries = std::int64_t{1} << 12;  ///< of the first block; later ones are larger
 constexpr std::int64_t kZero = 0;
 
-void relax_both(std::int64_t* __restrict best, const std::int64_t* __restrict a, const std::int64_t* __restrict b, std::int64_t time_ns,
-                std::int64_t count) {
+HEADROOM_VECTORISED void relax_both(std::int64_t* __restrict best, const std::int64_t* __restrict a, const std::int64_t* __restrict b,
+                                    std::int64_t time_ns, std::int64_t count) {
   for (std::int64_t i = 0; i < count; ++i) {
     const std::int64_t candidate = a[i] + b[i] + time_ns;
     best[i] = candidate < best[i] ? candidate : best[i];
   }
 }
 
-void relax_one(std::int64_t* __restrict best, const std::int64_t* __restrict a, std::int64_t time_ns, std::int64_t count) {
+HEADROOM_VECTORISED void relax_one(std::int64_t* __restrict best, const std::int64_t* __restrict a, std::int64_t time_ns,
+                                   std::int64_t count) {
   for (std::int64_t i = 0; i < count; ++i) {
     const std::int64_t candidate = a[i] + time_ns;
     best[i] = candidate < best[i] ? candidate : best[i];
@@ -182,7 +191,13 @@ std::vector<std::int64_t> SlotTable::steps() const {
 }
 
 std::vector<Operation> SlotTable::extract(std::int64_t index) const {
-  return expand_schedule(numbers_.L, std::min(index, grid_.top), [this](const Interval& interval) { return decide(interval); });
+  // The smallest memory with the same time gives the same time with a lower peak.
+  const Row& whole = chain_row();
+  const std::int64_t last = std::min(index, whole.hi) - whole.lo;
+  const std::int64_t time_ns = whole.values[last];
+  const std::int64_t* const least =
+      std::partition_point(whole.values, whole.values + last, [&](std::int64_t value) { return value > time_ns; });
+  return expand_schedule(numbers_.L, whole.lo + (least - whole.values), [this](const Interval& interval) { return decide(interval); });
 }
 
 /// Finds again the choice that gave the entry its value.

@@ -255,6 +255,33 @@ TEST_F(AccumulationPitfall, WrapperCopiesGradients) {
   EXPECT_LE(meter.live_bytes() - before, 64);
 }
 
+TEST_F(AccumulationPitfall, OutOfMemoryLosesTheWindowOrItsBytes) {
+  MemoryMeter& meter = MemoryMeter::instance();
+  auto big = torch::nn::Linear(256, 256);
+  const at::Tensor x = torch::randn({64, 256});
+  torch::optim::SGD optimizer(big->parameters(), torch::optim::SGDOptions(0.1));
+  GradientAccumulator accumulator(optimizer, 2);
+  const at::Tensor before = big->weight.detach().clone();
+  const std::int64_t live_bytes = meter.live_bytes();
+  const auto micro_batch = [&] { return big(x).tanh().pow(2).mean(); };
+
+  accumulator.backward(micro_batch(), 64);
+  {
+    const at::Tensor loss = micro_batch();
+    meter.set_cap(meter.live_bytes() + 1024);
+    EXPECT_THROW(accumulator.backward(loss, 64), c10::Error);
+    meter.set_cap(0);
+  }
+  accumulator.discard();
+  EXPECT_EQ(meter.live_bytes(), live_bytes);
+  EXPECT_TRUE(big->weight.equal(before));
+
+  const at::Tensor expected = before - 0.1 * torch::autograd::grad({micro_batch()}, {big->weight})[0];
+  accumulator.backward(micro_batch(), 64);
+  EXPECT_TRUE(accumulator.backward(micro_batch(), 64));
+  EXPECT_TRUE(torch::allclose(big->weight, expected, 1e-6, 1e-7));
+}
+
 TEST_F(AccumulationPitfall, OptimizerInBackwardIsSilentlyWrong) {
   const at::Tensor w = torch::zeros({3}, torch::requires_grad());
   torch::optim::SGD in_backward({w}, torch::optim::SGDOptions(0.1));

@@ -41,6 +41,17 @@ struct Twins {
     return largest;
   }
 
+  /// Relative to the value, or to 1 for smaller values: what 100 float roundings of a large parameter leave.
+  double largest_relative_difference() const {
+    double largest = 0;
+    for (std::size_t i = 0; i < ours.size(); ++i) {
+      if (ours[i].numel() == 0) continue;
+      const at::Tensor difference = (ours[i].detach() - theirs[i].detach()).abs() / theirs[i].detach().abs().clamp_min(1);
+      largest = std::max(largest, difference.max().item<double>());
+    }
+    return largest;
+  }
+
   bool identical() const {
     for (std::size_t i = 0; i < ours.size(); ++i) {
       if (!torch::equal(ours[i].detach(), theirs[i].detach())) return false;

@@ -101,6 +101,7 @@ TEST(ChainSolver, FrontierIsWhereTheTimeChanges) {
   const std::vector<FrontierPoint> points = solver.frontier();
   EXPECT_TRUE(solver.frontier_is_exact());
   ASSERT_EQ(points.size(), expected.size());
+  EXPECT_EQ(solver.plan(37).peak_bytes, 35);  // no more than the time asks for
   for (std::size_t i = 0; i < points.size(); ++i) {
     EXPECT_EQ(points[i].budget_bytes, expected[i].first);
     EXPECT_EQ(points[i].time_ns, expected[i].second);
@@ -190,6 +191,13 @@ TEST(ChainSolver, ScalingBytesChangesNothing) {
   }
 }
 
+SolverOptions options_of(bool prune, bool intern) {
+  SolverOptions options;
+  options.prune = prune;
+  options.intern = intern;
+  return options;
+}
+
 TEST(ChainSolver, PruningAndInterningChangeNothing) {
   std::mt19937_64 random(5);
   for (int i = 0; i < 150; ++i) {
@@ -197,8 +205,7 @@ TEST(ChainSolver, PruningAndInterningChangeNothing) {
     // Repeat a piece, so that there is something to share.
     const std::vector<StageCosts> piece = chain.stages;
     for (std::uint64_t repeat = 0; repeat < random() % 4; ++repeat) chain.stages.insert(chain.stages.end(), piece.begin(), piece.end());
-    ChainSolver fast(chain), unpruned(chain, {4096, std::int64_t{1} << 29, false, true}),
-        plain(chain, {4096, std::int64_t{1} << 29, false, false});
+    ChainSolver fast(chain), unpruned(chain, options_of(false, true)), plain(chain, options_of(false, false));
     EXPECT_EQ(fast.smallest_budget_bytes(), plain.smallest_budget_bytes());
     const std::int64_t range = fast.ample_budget_bytes() - fast.smallest_budget_bytes() + 1;
     for (int k = 0; k < 5; ++k) {
@@ -234,7 +241,7 @@ TEST(ChainSolver, RoundingIsBracketed) {
     const ChainCosts chain = random_chain(random, {9, 3, 2, 400, 1000});
     ChainSolver exact(chain);
     // A table too small for slots of one byte, but wide enough to plan with.
-    ChainSolver rounded(chain, {16, 8 * 1500, true, true});
+    ChainSolver rounded(chain, {16, 0, 8 * 1500, true, true});
     const std::int64_t range = exact.ample_budget_bytes() - exact.smallest_budget_bytes() + 1;
     for (int k = 0; k < 4; ++k) {
       const std::int64_t budget = exact.smallest_budget_bytes() + static_cast<std::int64_t>(random() % static_cast<std::uint64_t>(range));
@@ -247,6 +254,33 @@ TEST(ChainSolver, RoundingIsBracketed) {
     }
   }
   EXPECT_GT(num_gaps, 50);
+}
+
+TEST(ChainSolver, OddTransientsLoseNothingWhereWhatIsKeptIsEven) {
+  std::mt19937_64 random(10);
+  for (int i = 0; i < 60; ++i) {
+    ChainCosts chain = random_chain(random, {9, 3, 0, 12, 20});
+    const auto odd = [&] { return static_cast<std::int64_t>(random() % 3000); };
+    for (StageCosts& s : chain.stages) {
+      for (std::int64_t* value : {&s.output_bytes, &s.param_grad_bytes}) *value *= 1000;
+      s.grad_bytes = s.grad_bytes * 1000 + odd();
+      s.forward_transient_bytes += odd();
+      for (StageOption& o : s.options) {
+        o.kept_bytes *= 1000;
+        o.forward_transient_bytes += odd();
+        o.backward_transient_bytes += odd();
+      }
+    }
+    ChainSolver bytewise(chain, {std::int64_t{1} << 40, 0, std::int64_t{1} << 30, true, true});
+    ChainSolver slotted(chain, {1000, 0, std::int64_t{1} << 30, true, true});  // too few slots for single bytes
+    const std::int64_t floor = bytewise.smallest_budget_bytes(), range = bytewise.ample_budget_bytes() - floor + 1;
+    for (int k = 0; k < 6; ++k) {
+      const std::int64_t budget = floor + static_cast<std::int64_t>(random() % static_cast<std::uint64_t>(range));
+      const Plan plan = slotted.plan(budget);
+      EXPECT_EQ(plan.certified_gap_ns, 0);
+      EXPECT_EQ(plan.time_ns, bytewise.plan(budget).time_ns);
+    }
+  }
 }
 
 TEST(ChainSolver, SurvivesTheLargestSizes) {

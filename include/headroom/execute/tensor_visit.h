@@ -3,7 +3,7 @@
 #include <ATen/core/Tensor.h>
 #include <c10/util/ArrayRef.h>
 #include <c10/util/string_view.h>
-#include <torch/nn/modules/container/any_value.h>
+#include <torch/nn/modules/container/any.h>
 
 #include <array>
 #include <string>

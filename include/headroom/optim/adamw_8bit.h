@@ -32,9 +32,9 @@ struct AdamW8bitOptions : optim_detail::LeanOptions<AdamW8bitOptions> {
 /// Either the four 8-bit tensors or the two fp32 moments.
 struct AdamW8bitParamState : optim_detail::LeanParamStateOf<AdamW8bitParamState> {
   TORCH_ARG(std::int64_t, step) = 0;
-  TORCH_ARG(at::Tensor, exp_avg_codes);   // (numel) bytes: sign and magnitude of the first moment
+  TORCH_ARG(at::Tensor, exp_avg_codes);   // (numel) int8: the first moment
   TORCH_ARG(at::Tensor, exp_avg_scales);  // (blocks) floats: the largest magnitude in each block
-  TORCH_ARG(at::Tensor, root_sq_codes);   // (numel) bytes: the root of the second moment
+  TORCH_ARG(at::Tensor, root_sq_codes);   // (numel) uint8: the root of the second moment
   TORCH_ARG(at::Tensor, root_sq_scales);  // (blocks) floats
   TORCH_ARG(at::Tensor, exp_avg);
   TORCH_ARG(at::Tensor, exp_avg_sq);
@@ -54,11 +54,11 @@ struct AdamW8bitParamState : optim_detail::LeanParamStateOf<AdamW8bitParamState>
 
 /// AdamW with both moments in 8 bits: 2 + 8/256 bytes of state per parameter.
 ///
-/// Blocks of 256 elements share a scale, the block's largest magnitude, which is itself exact. Within a block the codes are dynamic: the
-/// number of leading zeros of a code is the exponent (of 4), the bits after them a linear fraction, so that values near the largest have
-/// the finest steps and values 4^7 times smaller are still told apart. The second moment is stored as its root, which is what the update
-/// divides by, and is rounded up or down by turns (a sequence of step and position, without random state): rounding to the nearest would
-/// freeze it, because one update moves it by less than half a step. The update itself uses the moments before they are rounded.
+/// Blocks of 256 elements share a scale, the block's largest magnitude, which is itself exact. Within a block the codes are dynamic: a code
+/// stands for its square, so that steps are finest, relative to the value, near the largest, and values 4 decades smaller are still told
+/// apart. The second moment is stored as its root, which is what the update divides by. Values are rounded up or down by turns, up the
+/// more often the nearer (by a sequence of step and position, without random state): rounding to the nearest would freeze moments that
+/// one update moves by less than half a step. The update itself uses the moments before they are rounded.
 ///
 /// Takes contiguous float parameters on the CPU; throws ConfigError for others. Deterministic, whatever the number of threads.
 class AdamW8bit : public LeanOptimizer {

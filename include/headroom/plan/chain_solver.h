@@ -10,8 +10,10 @@ namespace headroom {
 
 struct SolverOptions {
   /// The memory axis is divided into slots of the greatest common divisor of all sizes whenever that gives at most this many slots, or
-  /// when the table is small all the same; then nothing is lost. Otherwise into about this many.
+  /// when the table costs no more than max_lossless_work all the same; then nothing is lost. Otherwise into about this many, or more.
   std::int64_t max_slots = 4096;
+  /// Additions; 10^9 take about half a second.
+  std::int64_t max_lossless_work = 1'000'000'000;
   /// Bound of the table, which is most of what the planner itself occupies.
   std::int64_t max_table_bytes = std::int64_t{512} << 20;
   /// Two exact speed-ups, to be switched off in tests only.

@@ -51,8 +51,14 @@ struct PlanRequest {
   std::vector<StaticChoice> choices;    ///< at least one; of equally fast ones the first is taken
   /// Called once for each size and choice that is looked at, in a fixed order. Must give the same numbers for the same arguments.
   std::function<MicroBatchCosts(std::int64_t micro_batch_size, const StaticChoice& choice)> costs;
-  std::vector<Remedy> remedies;  ///< for the error when nothing fits
-  SolverOptions solver;
+  std::vector<Remedy> remedies;    ///< for the error when nothing fits
+  SolverOptions solver = quick();  ///< for each of the many schedules that a search solves
+
+  static SolverOptions quick() {
+    SolverOptions options;
+    options.max_lossless_work = 20'000'000;
+    return options;
+  }
 };
 
 /// `count` micro-batches of `size` samples, each carried out by `plan`.

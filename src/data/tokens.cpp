@@ -1,0 +1,238 @@
+#include <headroom/core/error.h>
+#include <headroom/data/tokens.h>
+
+#include <fmt/format.h>
+#include <torch/types.h>
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cstring>
+#include <utility>
+
+namespace headroom {
+namespace {
+
+// A whole file as read-only memory, which the system may drop and read again at any time.
+class MappedFile {
+ public:
+  explicit MappedFile(std::string path) : path_(std::move(path)) {
+    const int file = ::open(path_.c_str(), O_RDONLY | O_CLOEXEC);
+    if (file < 0) throw DataError(fmt::format("{}: {}", path_, std::strerror(errno)));
+    struct stat status {};
+    const bool is_file = fstat(file, &status) == 0 && S_ISREG(status.st_mode);
+    size_ = is_file ? static_cast<std::int64_t>(status.st_size) : 0;
+    void* start = size_ > 0 ? mmap(nullptr, static_cast<std::size_t>(size_), PROT_READ, MAP_PRIVATE, file, 0) : MAP_FAILED;
+    ::close(file);
+    if (start == MAP_FAILED)
+      throw DataError(fmt::format("{}: {}", path_, is_file && size_ == 0 ? "the file is empty" : "cannot be mapped"));
+    start_ = static_cast<const unsigned char*>(start);
+  }
+  ~MappedFile() { munmap(const_cast<unsigned char*>(start_), static_cast<std::size_t>(size_)); }
+  MappedFile(const MappedFile&) = delete;
+  MappedFile& operator=(const MappedFile&) = delete;
+
+  const unsigned char* data() const { return start_; }
+  std::int64_t size() const { return size_; }
+  const std::string& path() const { return path_; }
+
+ private:
+  std::string path_;
+  std::int64_t size_ = 0;
+  const unsigned char* start_ = nullptr;
+};
+
+// Little-endian numbers of `width` bytes from `offset` on.
+class MappedTokens final : public TokenSource {
+ public:
+  MappedTokens(std::unique_ptr<MappedFile> file, std::int64_t offset, std::int64_t width, std::int64_t count)
+      : file_(std::move(file)), offset_(offset), width_(width), count_(count) {}
+
+  std::int64_t size() const override { return count_; }
+  std::string name() const override { return file_->path(); }
+  void read(std::int64_t begin, std::int64_t count, std::int64_t* out) const override {
+    const unsigned char* from = file_->data() + offset_ + begin * width_;
+    for (std::int64_t i = 0; i < count; ++i) {
+      std::int64_t token = 0;
+      for (std::int64_t byte = width_ - 1; byte >= 0; --byte) token = token << 8 | from[i * width_ + byte];
+      out[i] = token;
+    }
+  }
+
+ private:
+  std::unique_ptr<MappedFile> file_;
+  std::int64_t offset_, width_, count_;
+};
+
+class EncodedTokens final : public TokenSource {
+ public:
+  EncodedTokens(std::string name, const std::vector<std::int64_t>& tokens)
+      : name_(std::move(name)), tokens_(tokens.begin(), tokens.end()) {}
+
+  std::int64_t size() const override { return static_cast<std::int64_t>(tokens_.size()); }
+  std::string name() const override { return name_; }
+  void read(std::int64_t begin, std::int64_t count, std::int64_t* out) const override {
+    for (std::int64_t i = 0; i < count; ++i) out[i] = tokens_[static_cast<std::size_t>(begin + i)];
+  }
+
+ private:
+  std::string name_;
+  std::vector<std::int32_t> tokens_;
+};
+
+class PartOfTokens final : public TokenSource {
+ public:
+  PartOfTokens(Tokens whole, std::int64_t begin, std::int64_t count) : whole_(std::move(whole)), begin_(begin), count_(count) {}
+
+  std::int64_t size() const override { return count_; }
+  std::string name() const override { return fmt::format("{} from token {}", whole_->name(), begin_); }
+  void read(std::int64_t begin, std::int64_t count, std::int64_t* out) const override { whole_->read(begin_ + begin, count, out); }
+
+ private:
+  Tokens whole_;
+  std::int64_t begin_, count_;
+};
+
+class ByteTokenizer final : public Tokenizer {
+ public:
+  std::vector<std::int64_t> encode(std::string_view text) const override {
+    std::vector<std::int64_t> tokens;
+    tokens.reserve(text.size());
+    for (const char byte : text) tokens.push_back(static_cast<unsigned char>(byte));
+    return tokens;
+  }
+  std::string decode(const std::vector<std::int64_t>& tokens) const override {
+    std::string text;
+    for (const std::int64_t token : tokens) {
+      if (token >= 0 && token < 256) text.push_back(static_cast<char>(token));
+    }
+    return text;
+  }
+  std::int64_t vocabulary() const override { return 256; }
+};
+
+std::uint64_t mix(std::uint64_t x) {
+  x += 0x9e3779b97f4a7c15ULL;
+  x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9ULL;
+  x = (x ^ (x >> 27)) * 0x94d049bb133111ebULL;
+  return x ^ (x >> 31);
+}
+
+class Crops final : public Dataset {
+ public:
+  Crops(Tokens tokens, std::int64_t length, std::int64_t vocabulary, std::int64_t num_samples, bool in_order, std::uint64_t seed)
+      : tokens_(std::move(tokens)), length_(length), vocabulary_(vocabulary), num_samples_(num_samples), in_order_(in_order), seed_(seed) {}
+
+  std::int64_t size() const override { return num_samples_; }
+
+  MicroBatch load(c10::ArrayRef<std::int64_t> indices) const override {
+    const auto count = static_cast<std::int64_t>(indices.size());
+    const at::Tensor inputs = at::empty({count, length_}, at::kLong), targets = at::empty({count, length_}, at::kLong);
+    std::vector<std::int64_t> crop(static_cast<std::size_t>(length_ + 1));
+    for (std::int64_t i = 0; i < count; ++i) {
+      const std::int64_t start = start_of(indices[static_cast<std::size_t>(i)]);
+      tokens_->read(start, length_ + 1, crop.data());
+      check(crop, start);
+      std::memcpy(inputs.data_ptr<std::int64_t>() + i * length_, crop.data(), static_cast<std::size_t>(length_) * sizeof(std::int64_t));
+      std::memcpy(targets.data_ptr<std::int64_t>() + i * length_, crop.data() + 1,
+                  static_cast<std::size_t>(length_) * sizeof(std::int64_t));
+    }
+    return {{inputs}, {targets}, count, count * length_};
+  }
+
+  std::int64_t count_items(c10::ArrayRef<std::int64_t> indices) const override {
+    return static_cast<std::int64_t>(indices.size()) * length_;
+  }
+
+ private:
+  std::int64_t start_of(std::int64_t index) const {
+    if (in_order_) return index * length_;
+    const auto num_starts = static_cast<std::uint64_t>(tokens_->size() - length_);
+    return static_cast<std::int64_t>(mix(mix(seed_) ^ static_cast<std::uint64_t>(index)) % num_starts);
+  }
+
+  void check(const std::vector<std::int64_t>& crop, std::int64_t start) const {
+    for (std::size_t i = 0; i < crop.size(); ++i) {
+      if (crop[i] < vocabulary_) continue;
+      throw DataError(fmt::format("{}: token {} at position {} is not below the model's vocabulary of {}; set vocab_size in --model_config",
+                                  tokens_->name(), crop[i], start + static_cast<std::int64_t>(i), vocabulary_));
+    }
+  }
+
+  Tokens tokens_;
+  std::int64_t length_, vocabulary_, num_samples_;
+  bool in_order_;
+  std::uint64_t seed_;
+};
+
+void check_length(const Tokens& tokens, std::int64_t length) {
+  if (length < 1) throw ConfigError(fmt::format("samples of {} tokens: give at least 1", length));
+  if (tokens->size() < length + 1) {
+    throw DataError(fmt::format("{}: {} tokens, but one sample needs {} (block_size and one more); give more text or a smaller block_size",
+                                tokens->name(), tokens->size(), length + 1));
+  }
+}
+
+std::int32_t header_word(const MappedFile& file, int index) {
+  std::int32_t word = 0;
+  std::memcpy(&word, file.data() + index * 4, 4);
+  return word;
+}
+
+}  // namespace
+
+std::unique_ptr<Tokenizer> make_byte_tokenizer() { return std::make_unique<ByteTokenizer>(); }
+
+Tokens open_token_file(const std::string& path) {
+  constexpr std::int64_t kHeaderBytes = 1024;
+  constexpr std::int32_t kMagic16 = 20240520, kMagic32 = 20240801;
+  auto file = std::make_unique<MappedFile>(path);
+  const std::int32_t magic = file->size() >= kHeaderBytes ? header_word(*file, 0) : 0;
+  if (magic == kMagic16 || magic == kMagic32) {
+    const std::int64_t width = magic == kMagic16 ? 2 : 4, count = header_word(*file, 2);
+    if (count < 1 || kHeaderBytes + count * width != file->size()) {
+      throw DataError(fmt::format("{}: the header announces {} tokens ({} bytes with the header), but the file has {} bytes", path, count,
+                                  kHeaderBytes + count * width, file->size()));
+    }
+    return std::make_shared<MappedTokens>(std::move(file), kHeaderBytes, width, count);
+  }
+  if (file->size() % 2 != 0)
+    throw DataError(fmt::format("{}: {} bytes are not whole tokens of 2 bytes: is it truncated?", path, file->size()));
+  const std::int64_t count = file->size() / 2;
+  return std::make_shared<MappedTokens>(std::move(file), 0, 2, count);
+}
+
+Tokens open_text_file(const std::string& path) {
+  auto file = std::make_unique<MappedFile>(path);
+  const std::int64_t count = file->size();
+  return std::make_shared<MappedTokens>(std::move(file), 0, 1, count);
+}
+
+Tokens open_text_file(const std::string& path, const Tokenizer& tokenizer) {
+  const MappedFile file(path);
+  const std::string_view text(reinterpret_cast<const char*>(file.data()), static_cast<std::size_t>(file.size()));
+  return std::make_shared<EncodedTokens>(path, tokenizer.encode(text));
+}
+
+Tokens part_of(Tokens tokens, std::int64_t begin, std::int64_t end) {
+  if (begin < 0 || end < begin || end > tokens->size()) {
+    throw DataError(fmt::format("{}: tokens {} to {} of {} are not there", tokens->name(), begin, end, tokens->size()));
+  }
+  return std::make_shared<PartOfTokens>(std::move(tokens), begin, end - begin);
+}
+
+std::unique_ptr<Dataset> make_random_crops(Tokens tokens, std::int64_t length, std::int64_t vocabulary, std::int64_t num_samples,
+                                           std::uint64_t seed) {
+  check_length(tokens, length);
+  return std::make_unique<Crops>(std::move(tokens), length, vocabulary, num_samples, false, seed);
+}
+
+std::unique_ptr<Dataset> make_crops_in_order(Tokens tokens, std::int64_t length, std::int64_t vocabulary) {
+  check_length(tokens, length);
+  const std::int64_t num_samples = (tokens->size() - 1) / length;
+  return std::make_unique<Crops>(std::move(tokens), length, vocabulary, num_samples, true, 0);
+}
+
+}  // namespace headroom

@@ -1,0 +1,200 @@
+#include <headroom/execute/keep_as.h>
+
+#include <headroom/core/error.h>
+#include <headroom/memory/meter.h>
+#include <headroom/ops/convert.h>
+
+#include <torch/csrc/autograd/saved_variable_hooks.h>
+#include <torch/csrc/autograd/variable.h>
+#include <torch/types.h>
+
+#include <cstdlib>
+#include <map>
+#include <mutex>
+#include <tuple>
+#include <vector>
+
+#include "execute/spill_file.h"
+#include "memory/engine.h"
+
+namespace headroom {
+namespace {
+
+namespace autograd = torch::autograd;
+
+constexpr std::size_t kSmallBytes = 4096;
+
+// The elements of saved tensors in another form, in the order in which they lie in memory. Several operations may hold them, in several
+// shapes.
+class Stored {
+ public:
+  virtual ~Stored() = default;
+  virtual at::Tensor restore() const = 0;
+  virtual std::int64_t num_bytes() const = 0;
+};
+
+class InHalf final : public Stored {
+ public:
+  InHalf(at::ScalarType dtype, at::Tensor flat_half) : dtype_(dtype), half_(std::move(flat_half)) {}
+  at::Tensor restore() const override { return convert(half_, dtype_); }
+  std::int64_t num_bytes() const override { return static_cast<std::int64_t>(half_.nbytes()); }
+
+ private:
+  at::ScalarType dtype_;
+  at::Tensor half_;
+};
+
+class OnDisk final : public Stored {
+ public:
+  OnDisk(const at::Tensor& flat, std::shared_ptr<SpillFile> file)
+      : file_(std::move(file)), options_(flat.options()), num_elements_(flat.numel()), num_bytes_(flat.nbytes()) {
+    offset_ = file_->write(flat.cpu().data_ptr(), num_bytes_);
+  }
+  ~OnDisk() override { file_->release(offset_, num_bytes_); }
+
+  at::Tensor restore() const override {
+    const at::Tensor flat = at::empty({num_elements_}, options_.device(at::kCPU));
+    file_->read(offset_, flat.data_ptr(), num_bytes_);
+    return flat.to(options_.device());
+  }
+  std::int64_t num_bytes() const override { return static_cast<std::int64_t>(num_bytes_); }
+
+ private:
+  std::shared_ptr<SpillFile> file_;
+  at::TensorOptions options_;
+  std::int64_t num_elements_;
+  std::size_t num_bytes_;
+  std::int64_t offset_ = 0;
+};
+
+// One saved tensor that is kept as usual. With hooks in place LibTorch leaves the check of versions to us.
+class AsItIs final : public autograd::SavedVariableHooks {
+ public:
+  void call_pack_hook(const at::Tensor& tensor) override {
+    tensor_ = tensor.detach();
+    version_ = tensor._version();
+  }
+  at::Tensor call_unpack_hook() override {
+    TORCH_CHECK(tensor_._version() == version_,
+                "one of the variables needed for gradient computation has been modified by an inplace operation: ", tensor_.toString(), " ",
+                tensor_.sizes(), " is at version ", tensor_._version(), "; expected version ", version_, " instead");
+    return tensor_;
+  }
+
+ private:
+  at::Tensor tensor_;
+  std::int64_t version_ = 0;
+};
+
+std::string folder_or_default(const std::string& folder) {
+  if (!folder.empty()) return folder;
+  const char* temporary = std::getenv("TMPDIR");
+  return temporary && *temporary ? temporary : "/tmp";
+}
+
+}  // namespace
+
+class KeepAsScope::Source final : public SavedTensorHookSource {
+ public:
+  Source(KeepAs format, const std::string& folder) : format_(format), newest_old_allocation_(MemoryMeter::instance().num_allocations()) {
+    if (format == KeepAs::kDisk) file_ = std::make_shared<SpillFile>(folder_or_default(folder));
+  }
+
+  std::unique_ptr<autograd::SavedVariableHooks> make_hooks() override { return std::make_unique<Hooks>(*this); }
+
+  void already_stored(const at::Tensor& tensor, const at::Tensor& half) {
+    auto stored = std::make_shared<InHalf>(tensor.scalar_type(), half.as_strided({half.numel()}, {1}));
+    stored_[key_of(tensor)] = stored;
+    known_.push_back(std::move(stored));
+  }
+
+  std::int64_t original_bytes = 0, stored_bytes = 0;
+
+ private:
+  // One saved tensor. Whether it is transformed shows when it is packed, which is always inside of the scope.
+  class Hooks final : public autograd::SavedVariableHooks {
+   public:
+    explicit Hooks(Source& source) : source_(source) {}
+
+    void call_pack_hook(const at::Tensor& tensor) override {
+      if (source_.is_kept_anyway(tensor)) {
+        as_it_is_ = std::make_unique<AsItIs>();
+        as_it_is_->call_pack_hook(tensor);
+        return;
+      }
+      // A dense tensor is stored as it lies and comes back with its strides, for which backward may choose its kernel.
+      const at::Tensor dense = tensor.is_non_overlapping_and_dense() ? tensor.detach() : tensor.detach().contiguous();
+      sizes_ = dense.sizes().vec();
+      strides_ = dense.strides().vec();
+      stored_ = source_.store(dense);
+    }
+
+    at::Tensor call_unpack_hook() override {
+      return as_it_is_ ? as_it_is_->call_unpack_hook() : stored_->restore().as_strided(sizes_, strides_);
+    }
+
+   private:
+    Source& source_;
+    std::unique_ptr<AsItIs> as_it_is_;
+    std::vector<std::int64_t> sizes_, strides_;
+    std::shared_ptr<const Stored> stored_;
+  };
+
+  // A piece of a storage at a moment: allocation, version, offset, number of elements, type.
+  using Key = std::tuple<std::uint64_t, std::int64_t, std::int64_t, std::int64_t, at::ScalarType>;
+
+  bool is_kept_anyway(const at::Tensor& tensor) const {
+    if (tensor.nbytes() < kSmallBytes || tensor.layout() != at::kStrided || !tensor.has_storage()) return true;
+    if (format_ != KeepAs::kDisk && tensor.scalar_type() != at::kFloat && tensor.scalar_type() != at::kDouble) return true;
+    // A parameter, or a view of one such as weight.t(), which is no leaf itself.
+    const at::TensorBase& base = tensor.is_view() ? tensor._base() : static_cast<const at::TensorBase&>(tensor);
+    if (base.is_leaf() && base.requires_grad()) return true;
+    return tensor.is_leaf() && MemoryMeter::instance().allocation_number(tensor) <= newest_old_allocation_;
+  }
+
+  static Key key_of(const at::Tensor& dense) {
+    return Key(MemoryMeter::instance().allocation_number(dense), dense._version(), dense.storage_offset(), dense.numel(), dense.scalar_type());
+  }
+
+  // Reshaped views of one tensor are the same piece, which is stored once.
+  std::shared_ptr<const Stored> store(const at::Tensor& dense) {
+    const at::Tensor flat = dense.as_strided({dense.numel()}, {1});
+    if (MemoryMeter::instance().allocation_number(dense) == 0) return transform(flat);
+    std::weak_ptr<const Stored>& known = stored_[key_of(dense)];
+    std::shared_ptr<const Stored> stored = known.lock();
+    if (!stored) known = stored = transform(flat);
+    return stored;
+  }
+
+  std::shared_ptr<const Stored> transform(const at::Tensor& flat) {
+    std::shared_ptr<const Stored> stored;
+    if (format_ == KeepAs::kDisk) {
+      stored = std::make_shared<OnDisk>(flat, file_);
+    } else {
+      stored = std::make_shared<InHalf>(flat.scalar_type(), convert(flat, format_ == KeepAs::kFp16 ? at::kHalf : at::kBFloat16));
+    }
+    original_bytes += static_cast<std::int64_t>(flat.nbytes());
+    stored_bytes += stored->num_bytes();
+    return stored;
+  }
+
+  KeepAs format_;
+  std::uint64_t newest_old_allocation_;
+  std::shared_ptr<SpillFile> file_;
+  std::map<Key, std::weak_ptr<const Stored>> stored_;
+  std::vector<std::shared_ptr<const Stored>> known_;  // keeps those alive that were there before
+};
+
+struct KeepAsScope::State {
+  State(KeepAs format, const std::string& folder) : source(format, folder), scope(&source) {}
+  Source source;
+  SavedTensorHookScope scope;
+};
+
+KeepAsScope::KeepAsScope(KeepAs format, const std::string& folder) : state_(std::make_unique<State>(format, folder)) {}
+KeepAsScope::~KeepAsScope() = default;
+void KeepAsScope::already_stored(const at::Tensor& tensor, const at::Tensor& half) { state_->source.already_stored(tensor, half); }
+std::int64_t KeepAsScope::original_bytes() const { return state_->source.original_bytes; }
+std::int64_t KeepAsScope::stored_bytes() const { return state_->source.stored_bytes; }
+
+}  // namespace headroom

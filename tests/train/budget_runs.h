@@ -1,0 +1,111 @@
+#pragma once
+
+// Small training runs under a budget, for the tests of room train.
+
+#include <headroom/core/random.h>
+#include <headroom/data/dataset.h>
+#include <headroom/memory/meter.h>
+#include <headroom/model/zoo.h>
+#include <headroom/plan/chain_solver.h>
+#include <headroom/train/trainer.h>
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <functional>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace headroom {
+
+struct RunCase {
+  std::string model;
+  std::string config;
+  std::int64_t global_batch = 8;
+  std::int64_t micro_batch = 0;  // 0: free
+  std::string optim = "adamw";
+};
+
+// A folder that is gone when the test ends.
+class ScratchFolder {
+ public:
+  explicit ScratchFolder(const std::string& name)
+      : path_(std::filesystem::temp_directory_path() / ("headroom_" + name + std::to_string(::getpid()))) {
+    std::filesystem::remove_all(path_);
+  }
+  ~ScratchFolder() {
+    std::error_code ignored;
+    std::filesystem::remove_all(path_, ignored);
+  }
+  std::string path() const { return path_.string(); }
+
+ private:
+  std::filesystem::path path_;
+};
+
+inline TrainingArguments arguments_of(const RunCase& run, std::int64_t budget_bytes, const std::string& folder) {
+  TrainingArguments arguments;
+  arguments.model = run.model;
+  arguments.model_config = run.config;
+  arguments.dataset = "synthetic";
+  arguments.global_batch_size = run.global_batch;
+  arguments.per_device_train_batch_size = run.micro_batch;
+  arguments.memory_budget_bytes = budget_bytes;
+  arguments.optim = run.optim;
+  arguments.learning_rate = 1e-3;
+  arguments.max_steps = 5;
+  arguments.logging_steps = 1;
+  arguments.disable_tqdm = true;
+  arguments.report_to = "none";
+  arguments.output_dir = folder;
+  return arguments;
+}
+
+inline std::shared_ptr<const Dataset> data_for(const ModelInput& input) {
+  if (input.kind == ModelInput::Kind::kTokens) return make_synthetic_tokens(256, input.length, input.vocabulary, 7);
+  return make_synthetic_images(256, input.channels, input.rows, input.columns, input.num_classes, 7);
+}
+
+// A model and its data, from the same seed each time, with a trainer.
+struct PreparedRun {
+  using Wrap = std::function<std::shared_ptr<const Dataset>(std::shared_ptr<const Dataset>)>;
+
+  PreparedRun(const RunCase& run, const TrainingArguments& arguments, const Wrap& wrap = {}) {
+    MemoryMeter::instance().set_cap(0);
+    seed_everything(1);
+    const ZooModel model = make_model(run.model, run.config);
+    std::shared_ptr<const Dataset> data = data_for(model.input);
+    if (wrap) data = wrap(data);
+    trainer = std::make_unique<Trainer>(arguments, model.chain, data);
+  }
+  ~PreparedRun() { MemoryMeter::instance().set_cap(0); }
+
+  std::unique_ptr<Trainer> trainer;
+};
+
+inline TrainResults train(const RunCase& run, std::int64_t budget_bytes, const std::string& folder) {
+  return PreparedRun(run, arguments_of(run, budget_bytes, folder)).trainer->train();
+}
+
+struct BudgetRange {
+  std::int64_t floor_bytes = 0;
+  std::int64_t ample_bytes = 0;
+};
+
+// From the least memory that a run with a fixed micro-batch can use to what keeping everything takes.
+inline BudgetRange budget_range(const RunCase& run, const std::string& folder) {
+  constexpr std::int64_t kPlenty = std::int64_t{1} << 40;
+  PreparedRun prepared(run, arguments_of(run, kPlenty, folder));
+  const RunPlan plan = prepared.trainer->plan();
+  const auto& owners = plan.bytes_by_owner;
+  std::int64_t fixed = owners.at("weights") + owners.at("optimizer") + owners.at("inputs") + owners.at("other");
+  if (plan.num_micro_batches > 1) fixed += owners.at("gradients");
+  const ChainSolver solver(plan.costs);
+  const std::int64_t update = plan.peak_by_phase.at("update");
+  return {std::max(fixed + solver.smallest_budget_bytes(), update), std::max(fixed + solver.ample_budget_bytes(), update)};
+}
+
+}  // namespace headroom

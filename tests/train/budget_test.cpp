@@ -1,0 +1,88 @@
+// The law: a plan changes memory and time, never the numbers. And: the predicted peak is the measured peak.
+#include "train/budget_runs.h"
+
+#include <headroom/core/error.h>
+#include <headroom/core/log.h>
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+
+namespace headroom {
+namespace {
+
+constexpr int kNumBudgets = 12;
+
+class Budgets : public ::testing::TestWithParam<RunCase> {};
+
+TEST_P(Budgets, EveryBudgetGivesTheSameNumbersAndThePredictedPeak) {
+  set_log_quiet(true);
+  const RunCase run = GetParam();
+  const ScratchFolder folder("budgets");
+  const BudgetRange range = budget_range(run, folder.path());
+  ASSERT_LT(range.floor_bytes, range.ample_bytes) << "the model must have something to trade";
+  const TrainResults plain = train(run, 0, folder.path());
+  for (int i = 0; i < kNumBudgets; ++i) {
+    const std::int64_t budget = range.floor_bytes + (range.ample_bytes - range.floor_bytes) * i / (kNumBudgets - 1);
+    const TrainResults results = train(run, budget, folder.path());
+    SCOPED_TRACE("budget " + std::to_string(budget) + ", predicted " + std::to_string(results.predicted_peak_bytes) + ", measured " +
+                 std::to_string(results.peak_memory_bytes));
+    EXPECT_EQ(results.weights_sha256, plain.weights_sha256);
+    EXPECT_EQ(results.num_recoveries, 0);
+    EXPECT_LE(results.peak_memory_bytes, budget);
+    EXPECT_LE(results.peak_memory_bytes, results.predicted_peak_bytes);
+    EXPECT_LE(static_cast<double>(results.predicted_peak_bytes), 1.02 * static_cast<double>(results.peak_memory_bytes));
+  }
+}
+
+TEST_P(Budgets, ThePredictedPeakSucceedsAsCapAndOneByteBelowTheFloorFailsBeforeTraining) {
+  set_log_quiet(true);
+  const RunCase run = GetParam();
+  const ScratchFolder folder("floor");
+  const BudgetRange range = budget_range(run, folder.path());
+  const std::int64_t middle = (range.floor_bytes + range.ample_bytes) / 2;
+  const std::int64_t predicted = train(run, middle, folder.path()).predicted_peak_bytes;
+  EXPECT_NO_THROW(train(run, predicted, folder.path()));
+  try {
+    train(run, range.floor_bytes - 1, folder.path());
+    FAIL() << "a budget below the floor was accepted";
+  } catch (const BudgetError& error) {
+    EXPECT_NE(std::string(error.what()).find("floor"), std::string::npos) << error.what();
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Models, Budgets,
+                         ::testing::Values(RunCase{"mlp", "hidden=64,layers=6", 32, 8, "adamw"},
+                                           RunCase{"nin", "width=4,rows=14,columns=14", 8, 4, "sgd"},
+                                           RunCase{"nin", "width=4,rows=14,columns=14", 8, 8, "adamw"},
+                                           RunCase{"resnet", "blocks=40,width=4,rows=10,columns=10", 8, 4, "adamw"}),
+                         [](const auto& which) { return which.param.model + std::to_string(which.index); });
+
+TEST(Splits, DifferentSplitsAgreeUpToTheOrderOfSums) {
+  set_log_quiet(true);
+  const ScratchFolder folder("splits");
+  const double whole = train({"mlp", "hidden=64,layers=3", 24, 24, "sgd"}, 0, folder.path()).final_loss;
+  for (const std::int64_t micro : {1, 5, 7, 12}) {
+    const double loss = train({"mlp", "hidden=64,layers=3", 24, micro, "sgd"}, 0, folder.path()).final_loss;
+    EXPECT_NEAR(loss, whole, 1e-5 * std::abs(whole)) << "micro-batches of " << micro;
+  }
+}
+
+TEST(Splits, TheSearchStaysInsideTheBudgetAndKeepsTheGlobalBatch) {
+  set_log_quiet(true);
+  const ScratchFolder folder("search");
+  const RunCase run{"mlp", "hidden=64,layers=6", 32, 0, "adamw"};
+  const TrainResults plain = train(run, 0, folder.path());
+  EXPECT_EQ(plain.micro_batch_size, 32);
+  const std::int64_t floor = budget_range({"mlp", "hidden=64,layers=6", 32, 1, "adamw"}, folder.path()).floor_bytes;
+  for (const std::int64_t budget : {floor, (floor + plain.peak_memory_bytes) / 2}) {
+    const TrainResults results = train(run, budget, folder.path());
+    EXPECT_LE(results.peak_memory_bytes, budget);
+    EXPECT_EQ(results.global_step, plain.global_step);
+    EXPECT_GE(results.micro_batch_size * results.gradient_accumulation_steps, 32);
+    EXPECT_NEAR(results.final_loss, plain.final_loss, 1e-5 * plain.final_loss);
+  }
+}
+
+}  // namespace
+}  // namespace headroom
