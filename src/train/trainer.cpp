@@ -163,6 +163,10 @@ struct Trainer::State {
     return settings;
   }
 
+  std::string snapshot_to_resume() const {
+    return arguments.resume_from_checkpoint == "last" ? last_snapshot(arguments.output_dir) : arguments.resume_from_checkpoint;
+  }
+
   // One update, in the order in which design and docs describe it.
   Update step(const std::vector<std::int64_t>& samples, LrScheduler& scheduler) {
     const std::int64_t num_items = train_data->count_items(samples);
@@ -416,20 +420,27 @@ TrainResults Trainer::train() {
   MemoryMeter& meter = MemoryMeter::instance();
   meter.set_cap(arguments.memory_budget_bytes);
 
-  state.plan = plan_run(state.planning_request(), state.chain);
-  write_file_atomically(arguments.output_dir + "/plan.json", to_json(state.plan).dump() + "\n");
-  if (state.plan.is_predicted && !arguments.json && !arguments.disable_tqdm) log_info(to_text(state.plan));
+  // A snapshot is checked before anything costly is done for it.
+  const std::string snapshot = state.snapshot_to_resume();
+  RunPlanRequest request = state.planning_request();
+  if (!snapshot.empty()) {
+    const std::int64_t saved_micro_batch = snapshot_micro_batch(snapshot, state.resume_settings());
+    // Another split would change the order of sums.
+    if (request.fixed_micro_batch == 0) request.fixed_micro_batch = std::min(saved_micro_batch, request.global_batch);
+  }
+  state.plan = plan_run(request, state.chain);
   state.start_optimizer();
   const Grouping grouping = state.grouping();
+  WindowWalk walk(grouping);
+  write_file_atomically(arguments.output_dir + "/plan.json", to_json(state.plan).dump() + "\n");
+  if (state.plan.is_predicted && !arguments.json && !arguments.disable_tqdm) log_info(to_text(state.plan));
   const std::int64_t total_updates = arguments.max_steps > 0 ? arguments.max_steps : grouping.num_updates(arguments.num_train_epochs);
   LrScheduler scheduler(*state.optimizer, LearningRateSchedule(parse_schedule_kind(arguments.lr_scheduler_type), total_updates, arguments.warmup_steps));
-  WindowWalk walk(grouping);
-  if (!arguments.resume_from_checkpoint.empty()) {
-    const std::string folder = arguments.resume_from_checkpoint == "last" ? last_snapshot(arguments.output_dir) : arguments.resume_from_checkpoint;
-    state.position = load_snapshot(folder, state.chain, *state.optimizer, state.resume_settings());
+  if (!snapshot.empty()) {
+    state.position = load_snapshot(snapshot, state.chain, *state.optimizer, state.resume_settings());
     scheduler.set_update(state.position.global_step - state.position.num_skipped_updates);
     walk.seek(state.position.global_step);
-    log_info(fmt::format("resumed from {} at update {}", folder, state.position.global_step));
+    log_info(fmt::format("resumed from {} at update {}", snapshot, state.position.global_step));
   }
   state.position.micro_batch = state.plan.micro_batch;
   state.position.settings = state.resume_settings();
@@ -439,7 +450,7 @@ TrainResults Trainer::train() {
     }
   }
 
-  JsonLines metrics(arguments.report_to == "none" ? "" : arguments.output_dir + "/metrics.jsonl");
+  JsonLines metrics(arguments.report_to == "none" ? "" : arguments.output_dir + "/metrics.jsonl", state.position.global_step);
   Progress progress(!arguments.disable_tqdm && !arguments.json);
   state.chain.train(true);
   meter.reset_peak();
@@ -472,7 +483,7 @@ TrainResults Trainer::train() {
     if (records) state.finish_timeline();
     const double seconds = seconds_since(step_started);
     ++state.position.global_step;
-    state.position.loss_sum += std::isfinite(update.loss) ? update.loss : 0.0;
+    if (update.applied) state.position.loss_sum += update.loss;
     final_loss = update.loss;
     num_samples += update.num_samples;
     step_seconds.push_back(seconds);
@@ -545,7 +556,8 @@ TrainResults Trainer::State::results(double runtime, std::int64_t num_samples, s
   results.train_runtime = runtime;
   results.train_samples_per_second = static_cast<double>(num_samples) / std::max(runtime, 1e-9);
   results.train_steps_per_second = static_cast<double>(position.global_step - first_step) / std::max(runtime, 1e-9);
-  results.train_loss = position.global_step > 0 ? position.loss_sum / static_cast<double>(position.global_step) : 0.0;
+  const std::int64_t num_applied = position.global_step - position.num_skipped_updates;
+  results.train_loss = num_applied > 0 ? position.loss_sum / static_cast<double>(num_applied) : 0.0;
   results.epoch = epochs;
   results.global_step = position.global_step;
   results.peak_memory_bytes = use.peak_bytes;
@@ -556,7 +568,7 @@ TrainResults Trainer::State::results(double runtime, std::int64_t num_samples, s
   results.predicted_step_seconds = plan.predicted_step_seconds;
   results.measured_step_seconds = median(step_seconds);
   results.micro_batch_size = plan.micro_batch;
-  results.gradient_accumulation_steps = static_cast<std::int64_t>(balanced_sizes(window_batch(), plan.micro_batch).size());
+  results.gradient_accumulation_steps = static_cast<std::int64_t>(balanced_sizes(std::min(window_batch(), train_data->size()), plan.micro_batch).size());
   const std::int64_t first_forwards = work.num_forwards - work.num_recomputes;
   results.recomputed_forward_fraction =
       first_forwards > 0 ? static_cast<double>(work.num_recomputes) / static_cast<double>(first_forwards) : 0.0;
