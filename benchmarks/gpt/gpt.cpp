@@ -228,7 +228,7 @@ void compare_options(int updates) {
           y = block.forward({x}, {}, 0).at(0);
           kept[option] = static_cast<double>(MemoryMeter::instance().live_bytes() - live);
         }
-        y = block.forward({x}, {}, static_cast<int>(std::min(option, num_options - 1))).at(0);
+        y = block.forward({x}, {}, option < num_options ? static_cast<int>(option) : 0).at(0);
         if (option < num_options) kept[option] = static_cast<double>(MemoryMeter::instance().live_bytes() - live);
         y.backward(gradient);
         if (i > 0) times[option].push_back(now() - begin);
