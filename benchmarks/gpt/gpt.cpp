@@ -1,10 +1,11 @@
 // Trains GPTs here and in PyTorch by turns, update by update, and prints how they compare: tokens per second, peak memory, and the share of
 // the matrix product's speed that reaches the model. Machines drift by tens of percent within a minute, so only ratios of neighbours count.
 //
-//   gpt_benchmark [small|gpt2|long|options|all] [updates] [as_installed]
+//   gpt_benchmark [small|gpt2|long|options|all] [updates] [as_installed|alone]
 //
 // PyTorch is given the matrix kernels that this program uses (an OpenBLAS that does not know the CPU falls back to slow ones); with
-// as_installed it runs as it comes. `options` measures one block for each way of keeping: bytes per token, and time against keeping all.
+// as_installed it runs as it comes, with alone not at all. `options` measures one block for each way of keeping: bytes per token, and time
+// against keeping all.
 
 #include <headroom/core/blas_kernels.h>
 #include <headroom/core/runtime.h>
@@ -157,6 +158,15 @@ struct Ours {
   MicroBatch micro;
 };
 
+void run_alone(const Case& c, int updates) {
+  Ours ours(c, 0);
+  for (int i = 0; i < updates; ++i) {
+    const double seconds = ours.update();
+    fmt::print("{}: {:.3f} s, {:.0f} GFLOP/s; sgemm {:.0f}\n", c.name, seconds, flop_per_update(c) / seconds / 1e9,
+               sgemm_flop_per_second() / 1e9);
+  }
+}
+
 void compare(const Case& c, int updates, bool as_installed) {
   // Measured first, in a fresh process: the peak of a process never goes down.
   const std::int64_t resident = resident_bytes();
@@ -232,6 +242,7 @@ void compare_options(int updates) {
       fmt::print("  {:20} {:6.2f} C  {:6.0f} bytes  {:+5.1f}%\n", option < num_options ? block.options()[option] : "whole block",
                  kept[option] / tokens / static_cast<double>(width) / 4, kept[option] / tokens, 100 * (median(ratios) - 1));
     }
+    std::fflush(stdout);
   }
 }
 
@@ -240,7 +251,8 @@ void compare_options(int updates) {
 int main(int argc, char** argv) {
   const std::string which = argc > 1 ? argv[1] : "small";
   const int updates = argc > 2 ? std::atoi(argv[2]) : 5;
-  const bool as_installed = argc > 3 && std::string(argv[3]) == "as_installed";
+  const std::string mode = argc > 3 ? argv[3] : "";
+  const bool as_installed = mode == "as_installed";
   configure_threads(0);
   MemoryMeter::instance();
   const RuntimeInfo info = runtime_info();
@@ -252,6 +264,12 @@ int main(int argc, char** argv) {
     compare_options(updates);
     return 0;
   }
-  for (const Case& c : cases(which)) compare(c, updates, as_installed);
+  for (const Case& c : cases(which)) {
+    if (mode == "alone") {
+      run_alone(c, updates);
+    } else {
+      compare(c, updates, as_installed);
+    }
+  }
   return 0;
 }

@@ -142,6 +142,9 @@ struct Mlp : torch::autograd::Function<Mlp> {
     result[kHiddenBias] = dhidden_bias.returned;
     result[kOutWeight] = dout_weight.returned;
     const std::int64_t num_rows = rows.size(0), width = rows.size(1), hidden_width = saved[kHiddenWeight].size(0);
+    for (const ops::ParameterGrad* grad : {&dhidden_weight, &dhidden_bias, &dout_weight}) {
+      if (num_rows == 0 && grad->wanted() && !grad->accumulate && !d.is_meta()) at::Tensor(grad->gradient).zero_();
+    }
     const Pieces pieces(num_rows);
     const std::int64_t most = std::min(num_rows, pieces.rows);
     const bool has_norm = ops::present(saved[kNormWeight]);

@@ -158,6 +158,15 @@ TEST(TransformerBlock, GivesOnlyTheGradientsThatAreWanted) {
   EXPECT_TRUE(torch::equal(inputs[12].grad(), all[13]));
 }
 
+TEST(TransformerBlock, TakesNoSamples) {
+  BlockOptions options;
+  options.num_heads = 2;
+  auto inputs = random_inputs(2, 9, 8, 16);
+  inputs[0] = torch::zeros({0, 9, 8});
+  const auto results = twins::run([&](const std::vector<Tensor>& in) { return block(in, options).sum(); }, inputs, torch::kFloat);
+  for (std::size_t i = 2; i < results.size(); ++i) EXPECT_EQ(results[i].abs().max().item<float>(), 0.0f) << i;
+}
+
 TEST(TransformerBlock, RefusesASecondDerivative) {
   BlockOptions options;
   auto inputs = random_inputs(1, 3, 4, 8);
