@@ -11,6 +11,7 @@
 #include <headroom/data/split.h>
 #include <headroom/execute/accumulator.h>
 #include <headroom/execute/executor.h>
+#include <headroom/execute/optimizer_in_backward.h>
 #include <headroom/memory/meter.h>
 #include <headroom/optim/clip.h>
 #include <headroom/optim/factory.h>
@@ -77,6 +78,7 @@ struct Trainer::State {
   std::vector<std::pair<std::string, at::Tensor>> named_parameters;
   std::vector<at::Tensor> buffers;
   std::unique_ptr<LeanOptimizer> optimizer;
+  std::unique_ptr<OptimizerInBackward> in_backward;  // only where the plan updates there
   std::unique_ptr<Executor> executor;
   std::unique_ptr<MicroBatchLoader> loader;
   RunPlan plan;
@@ -149,6 +151,19 @@ struct Trainer::State {
     optimizer = make_optimizer(config, named_parameters);
     const OwnerScope owner(Owner::kOptimizer);
     optimizer->prepare_state();
+    if (plan.update_in_backward) watch_backward();
+  }
+
+  // A parameter that several stages share is complete after the backward of each of them.
+  void watch_backward() {
+    in_backward = std::make_unique<OptimizerInBackward>(*optimizer);
+    std::map<const void*, std::int64_t> num_uses;
+    for (std::size_t i = 0; i < chain.size(); ++i) {
+      if (const auto module = chain.stage(i).module()) {
+        for (const at::Tensor& parameter : module->parameters()) ++num_uses[parameter.unsafeGetTensorImpl()];
+      }
+    }
+    for (const auto& [name, parameter] : named_parameters) in_backward->expect_backwards(parameter, num_uses.at(parameter.unsafeGetTensorImpl()));
   }
 
   // What must be the same for a snapshot to be continued.
@@ -171,6 +186,7 @@ struct Trainer::State {
   Update step(const std::vector<std::int64_t>& samples, LrScheduler& scheduler) {
     const std::int64_t num_items = train_data->count_items(samples);
     request_micro_batches(samples);
+    if (plan.update_in_backward) in_backward->arm();
     double loss_sum = 0.0;
     for (std::size_t done = 0; done < samples.size();) {
       const MicroBatch micro = loader->next();
@@ -183,7 +199,13 @@ struct Trainer::State {
     Update update;
     update.num_samples = static_cast<std::int64_t>(samples.size());
     update.loss = loss_sum / static_cast<double>(std::max<std::int64_t>(num_items, 1));
-    apply(update, scheduler);
+    if (plan.update_in_backward) {
+      in_backward->finish();
+      scheduler.step();
+      update.applied = true;
+    } else {
+      apply(update, scheduler);
+    }
     return update;
   }
 
@@ -272,6 +294,12 @@ struct Trainer::State {
         reason = error.what_without_backtrace();
       }
       // Outside of the handler: the exception itself may hold tensors.
+      if (plan.update_in_backward) {
+        in_backward->disarm();
+        throw BudgetError(fmt::format("memory ran out while parameters were updated inside backward, which cannot be undone ({}); resume from "
+                                      "the last snapshot with a larger --memory_budget",
+                                      reason));
+      }
       undo_step(undo);
       try {
         plan_anew(reason, static_cast<std::int64_t>(samples.size()));
@@ -356,6 +384,7 @@ RunPlanRequest Trainer::State::planning_request() const {
   request.budget_bytes = arguments.memory_budget_bytes;
   request.policy = arguments.gradient_checkpointing;
   request.keep_in_half = keep_in_half();
+  request.may_update_in_backward = why_not_in_backward({arguments.max_grad_norm, false, 1}).empty();
   request.prefetches = arguments.dataloader_num_workers > 0;
   request.optimizer_bytes = optimizer_bytes(arguments.optim);
   request.optimizer_is_allocated = optimizer != nullptr;
