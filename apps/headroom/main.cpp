@@ -1,15 +1,18 @@
 #include "commands.h"
 
+#include <headroom/config/training_arguments.h>
 #include <headroom/core/error.h>
 #include <headroom/core/version.h>
 
-#include <CLI/CLI.hpp>
 #include <c10/util/Exception.h>
+#include <CLI/CLI.hpp>
 
+#include <algorithm>
 #include <cstdio>
 #include <exception>
 #include <map>
 #include <string>
+#include <vector>
 
 namespace {
 
@@ -18,6 +21,30 @@ int fail(const std::string& message, headroom::ExitCode code) {
   const std::string line = message.substr(0, message.find('\n'));
   std::fprintf(stderr, "headroom: %s\n", line.c_str());
   return static_cast<int>(code);
+}
+
+// The word that the parser did not know, with the nearest one that it does.
+std::string unknown_word(const CLI::App& app, const std::string& word) {
+  std::vector<std::string> known;
+  if (word.rfind("--", 0) == 0) {
+    for (const CLI::Option* option : app.get_options()) known.push_back("--" + option->get_lnames().front());
+  } else {
+    for (const CLI::App* command : app.get_subcommands({})) known.push_back(command->get_name());
+  }
+  const std::string what = word.rfind('-', 0) == 0 ? "flag" : (known.empty() ? "argument" : "command");
+  if (known.empty()) return "unknown " + what + " '" + word + "'";
+  return "unknown " + what + " '" + word + "'; did you mean '" + headroom::nearest_name(word, known) + "'?";
+}
+
+std::string describe(const CLI::ParseError& error, const CLI::App& app, const std::vector<std::string>& words) {
+  if (words.empty()) return "give a command; headroom --help lists them";
+  const auto commands = app.get_subcommands();
+  if (commands.empty() && error.get_exit_code() == static_cast<int>(CLI::ExitCodes::RequiredError)) return unknown_word(app, words.front());
+  if (error.get_exit_code() != static_cast<int>(CLI::ExitCodes::ExtrasError) || commands.empty()) return error.what();
+  // Values of an unknown flag are left over as well; the flag is what matters.
+  const std::vector<std::string> extras = commands.front()->remaining();
+  const auto flag = std::find_if(extras.begin(), extras.end(), [](const std::string& word) { return word.rfind("--", 0) == 0; });
+  return extras.empty() ? error.what() : unknown_word(*commands.front(), flag != extras.end() ? *flag : extras.front());
 }
 
 }  // namespace
@@ -38,7 +65,7 @@ int main(int argc, char** argv) {
   } catch (const CLI::Success& success) {
     return app.exit(success);
   } catch (const CLI::ParseError& error) {
-    return fail(error.what(), ExitCode::kConfig);
+    return fail(describe(error, app, {argv + 1, argv + argc}), ExitCode::kConfig);
   }
   try {
     return commands.at(app.get_subcommands().front())();

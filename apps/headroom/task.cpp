@@ -26,11 +26,11 @@ void open_images(const std::string& folder, const ModelInput& input, const std::
   if (input.kind != ModelInput::Kind::kImages) {
     throw ConfigError(fmt::format("--model {} reads tokens, but '{}' holds images; give a text file, a .bin of tokens or synthetic", model, folder));
   }
-  task.train_data = open_idx_images(folder, true);
-  task.eval_data = open_idx_images(folder, false);
+  task.train_data = open_idx_images(folder, true, input.num_classes);
+  task.eval_data = open_idx_images(folder, false, input.num_classes);
   const auto image = task.train_data->load({0}).inputs.at(0);
   if (image.size(1) != input.channels || image.size(2) != input.rows || image.size(3) != input.columns) {
-    throw ConfigError(fmt::format("--model {} reads images of {}x{}x{}, but '{}' holds {}x{}x{}; set channels, rows and columns in --model_config",
+    throw DataError(fmt::format("--model {} reads images of {}x{}x{}, but '{}' holds {}x{}x{}; set channels, rows and columns in --model_config",
                                   model, input.channels, input.rows, input.columns, folder, image.size(1), image.size(2), image.size(3)));
   }
 }

@@ -60,18 +60,13 @@ void measure_bookkeeping() {
   std::printf("bookkeeping of one call: %.1f us in forward, %.1f us in all\n", 1e6 * median(forward_overheads), 1e6 * median(overheads));
 }
 
-struct Cost {
-  double seconds;
-  std::int64_t peak_bytes;
-};
-
 // Plain and each variant in turn, several times; medians.
 void measure_step() {
   constexpr int kBlocks = 12;
   torch::manual_seed(0);
   torch::nn::Sequential model;
-  for (int i = 0; i < kBlocks; ++i) model->push_back(TransformerBlock(256, 4, 0.1));
-  const Tensor x = torch::randn({8, 128, 256});
+  for (int i = 0; i < kBlocks; ++i) model->push_back(TransformerBlock(128, 4, 0.1));
+  const Tensor x = torch::randn({8, 128, 128});
   headroom::MemoryMeter& meter = headroom::MemoryMeter::instance();
 
   struct Variant {
@@ -117,7 +112,7 @@ void measure_step() {
     }
   }
   const double ideal = median(ideals), plain_seconds = median(times[0]);
-  std::printf("\n12 transformer blocks, width 256, 8 x 128 tokens; forward + forward + backward takes %.0f ms\n", 1e3 * ideal);
+  std::printf("\n12 transformer blocks, width 128, 8 x 128 tokens; forward + forward + backward takes %.0f ms\n", 1e3 * ideal);
   std::printf("%-24s %10s %9s %12s %16s\n", "", "peak MB", "of plain", "time/plain", "time/(F + F + B)");
   for (std::size_t i = 0; i < variants.size(); ++i) {
     std::printf("%-24s %10.1f %8.0f%% %12.2f %16.2f\n", variants[i].name.c_str(), static_cast<double>(peaks[i]) / 1e6,
@@ -129,6 +124,7 @@ void measure_step() {
 }  // namespace
 
 int main() {
+  std::setvbuf(stdout, nullptr, _IOLBF, 0);
   headroom::configure_threads(0);
   headroom::MemoryMeter::instance();
   measure_bookkeeping();

@@ -1,5 +1,6 @@
 #include <headroom/config/training_arguments.h>
 
+#include <headroom/config/accumulation_schedule.h>
 #include <headroom/core/bytes.h>
 #include <headroom/core/error.h>
 
@@ -11,7 +12,6 @@
 #include <cmath>
 #include <cstdlib>
 #include <fstream>
-#include <numeric>
 
 namespace headroom {
 namespace {
@@ -45,7 +45,11 @@ bool to_bool(const std::string& name, const std::string& text) {
 using A = TrainingArguments;
 
 ArgumentField text_field(std::string name, std::string A::*member, std::string help) {
-  return {std::move(name), std::move(help), false, "", [member](A& a, const std::string& value) { a.*member = value; },
+  return {std::move(name),
+          std::move(help),
+          false,
+          "",
+          [member](A& a, const std::string& value) { a.*member = value; },
           [member](const A& a) { return a.*member; }};
 }
 
@@ -57,22 +61,37 @@ ArgumentField optional_text_field(std::string name, std::string A::*member, std:
 }
 
 ArgumentField integer_field(const std::string& name, std::int64_t A::*member, std::string help) {
-  return {name, std::move(help), false, "", [name, member](A& a, const std::string& value) { a.*member = to_integer(name, value); },
+  return {name,
+          std::move(help),
+          false,
+          "",
+          [name, member](A& a, const std::string& value) { a.*member = to_integer(name, value); },
           [member](const A& a) { return std::to_string(a.*member); }};
 }
 
 ArgumentField number_field(const std::string& name, double A::*member, std::string help) {
-  return {name, std::move(help), false, "", [name, member](A& a, const std::string& value) { a.*member = to_double(name, value); },
+  return {name,
+          std::move(help),
+          false,
+          "",
+          [name, member](A& a, const std::string& value) { a.*member = to_double(name, value); },
           [member](const A& a) { return fmt::format("{:g}", a.*member); }};
 }
 
 ArgumentField switch_field(const std::string& name, bool A::*member, std::string help) {
-  return {name, std::move(help), true, "true", [name, member](A& a, const std::string& value) { a.*member = to_bool(name, value); },
+  return {name,
+          std::move(help),
+          true,
+          "true",
+          [name, member](A& a, const std::string& value) { a.*member = to_bool(name, value); },
           [member](const A& a) { return a.*member ? "true" : "false"; }};
 }
 
 ArgumentField bytes_field(const std::string& name, std::int64_t A::*member, std::string help) {
-  return {name, std::move(help), false, "",
+  return {name,
+          std::move(help),
+          false,
+          "",
           [name, member](A& a, const std::string& value) {
             a.*member = parse_bytes(value);
             if (a.*member == 0) reject(name, value, "a budget must be above 0; leave the flag out for no budget");
@@ -83,13 +102,17 @@ ArgumentField bytes_field(const std::string& name, std::int64_t A::*member, std:
 std::vector<ArgumentField> make_fields() {
   std::vector<ArgumentField> fields = {
       text_field("model", &A::model, "mlp, nin, resnet, gpt, gpt2, gpt2-medium, gpt2-large, gpt2-xl"),
-      text_field("model_config", &A::model_config, "sizes of the model as k=v,... (gpt: n_layer, n_head, n_embd, block_size, vocab_size, dropout)"),
+      text_field("model_config", &A::model_config,
+                 "sizes of the model as k=v,... (gpt: n_layer, n_head, n_embd, block_size, vocab_size, dropout)"),
       text_field("dataset", &A::dataset, "fashion-mnist, synthetic, an IDX folder, a text file, or a .bin of uint16 tokens"),
       text_field("tokenizer", &A::tokenizer, "a SentencePiece model for text files; without it a token is a byte"),
       switch_field("shuffle", &A::shuffle, "a new order in each epoch, by data_seed"),
-      integer_field("per_device_train_batch_size", &A::per_device_train_batch_size, "micro-batch: samples in memory at once; 0: 8, or the planner's choice with global_batch_size"),
-      text_field("gradient_accumulation_steps", &A::gradient_accumulation_steps, "micro-batches per update, or a schedule per epoch: 0:8,4:2"),
-      integer_field("global_batch_size", &A::global_batch_size, "samples per update over all ranks, instead of the two above; 0: their product"),
+      integer_field("per_device_train_batch_size", &A::per_device_train_batch_size,
+                    "micro-batch: samples in memory at once; 0: 8, or the planner's choice with global_batch_size"),
+      text_field("gradient_accumulation_steps", &A::gradient_accumulation_steps,
+                 "micro-batches per update, or a schedule per epoch: 0:8,4:2"),
+      integer_field("global_batch_size", &A::global_batch_size,
+                    "samples per update over all ranks, instead of the two above; 0: their product"),
       switch_field("dataloader_drop_last", &A::dataloader_drop_last, "drop the last window of an epoch when it is not full"),
       bytes_field("memory_budget", &A::memory_budget_bytes, "bytes that tensors may occupy, weights and all, e.g. 512MiB; a hard cap"),
       optional_text_field("gradient_checkpointing", &A::gradient_checkpointing, "every",
@@ -119,7 +142,8 @@ std::vector<ArgumentField> make_fields() {
       integer_field("save_steps", &A::save_steps, "updates between snapshots; 0: none"),
       integer_field("save_total_limit", &A::save_total_limit, "snapshots that are kept; 0: all"),
       text_field("output_dir", &A::output_dir, "where results, metrics and snapshots go"),
-      optional_text_field("resume_from_checkpoint", &A::resume_from_checkpoint, "last", "continue from this snapshot, or from the last one"),
+      optional_text_field("resume_from_checkpoint", &A::resume_from_checkpoint, "last",
+                          "continue from this snapshot, or from the last one"),
       text_field("report_to", &A::report_to, "none, jsonl or tensorboard"),
       switch_field("sample", &A::sample, "print generated text at the end (language models)"),
       switch_field("error_on_nan", &A::error_on_nan, "stop at a gradient that is not finite instead of skipping the update"),
@@ -144,18 +168,54 @@ void require_one_of(const std::string& name, const std::string& value, const std
   reject(name, value, fmt::format("expected one of {}; did you mean '{}'?", fmt::join(allowed, ", "), nearest_name(value, allowed)));
 }
 
+void validate_accumulation(const TrainingArguments& arguments) {
+  try {
+    AccumulationSchedule::parse(arguments.gradient_accumulation_steps);
+  } catch (const ConfigError& error) {
+    throw ConfigError(fmt::format("--gradient_accumulation_steps: {}", error.what()));
+  }
+}
+
+void validate_device(const std::string& device) {
+  if (device == "cpu" || device == "cuda") return;
+  const std::string index = device.rfind("cuda:", 0) == 0 ? device.substr(5) : "";
+  if (index.empty() || index.size() > 3 || index.find_first_not_of("0123456789") != std::string::npos) {
+    reject("device", device, "expected cpu or cuda[:i]");
+  }
+}
+
 void validate_checkpointing(const TrainingArguments& arguments) {
   const std::string& policy = arguments.gradient_checkpointing;
   if (policy.empty()) return;
   if (policy.rfind("segments=", 0) == 0) {
-    if (to_integer("gradient_checkpointing", policy.substr(9)) < 1) reject("gradient_checkpointing", policy, "needs 1 segment or more");
+    const std::string count = policy.substr(9);
+    const bool is_number = !count.empty() && count.size() < 10 && count.find_first_not_of("0123456789") == std::string::npos;
+    if (!is_number || std::stoll(count) < 1)
+      reject("gradient_checkpointing", policy, "K must be a whole number of 1 or more, e.g. segments=4");
     return;
   }
   require_one_of("gradient_checkpointing", policy, {"every", "sqrt", "log", "optimal", "none", "segments=K"});
-  if (policy == "segments=K") reject("gradient_checkpointing", policy, "K is a number, e.g. segments=4");
   if (policy == "optimal" && arguments.memory_budget_bytes == 0) {
     throw ConfigError("--gradient_checkpointing optimal needs a budget to be optimal for: add --memory_budget");
   }
+}
+
+// Insertions, deletions, substitutions and swaps of neighbours that make one word from the other.
+std::size_t num_edits(const std::string& a, const std::string& b) {
+  std::vector<std::vector<std::size_t>> edits(a.size() + 1, std::vector<std::size_t>(b.size() + 1));
+  for (std::size_t i = 0; i <= a.size(); ++i) {
+    for (std::size_t j = 0; j <= b.size(); ++j) {
+      if (i == 0 || j == 0) {
+        edits[i][j] = i + j;
+        continue;
+      }
+      const std::size_t substituted = edits[i - 1][j - 1] + (a[i - 1] == b[j - 1] ? 0 : 1);
+      edits[i][j] = std::min({edits[i - 1][j] + 1, edits[i][j - 1] + 1, substituted});
+      const bool swapped = i > 1 && j > 1 && a[i - 1] == b[j - 2] && a[i - 2] == b[j - 1];
+      if (swapped) edits[i][j] = std::min(edits[i][j], edits[i - 2][j - 2] + 1);
+    }
+  }
+  return edits[a.size()][b.size()];
 }
 
 }  // namespace
@@ -169,18 +229,9 @@ std::string nearest_name(const std::string& word, const std::vector<std::string>
   std::string nearest;
   std::size_t fewest = static_cast<std::size_t>(-1);
   for (const std::string& name : names) {
-    std::vector<std::size_t> row(name.size() + 1);
-    std::iota(row.begin(), row.end(), std::size_t{0});
-    for (std::size_t i = 0; i < word.size(); ++i) {
-      std::size_t diagonal = row[0]++;
-      for (std::size_t j = 0; j < name.size(); ++j) {
-        const std::size_t substituted = diagonal + (word[i] == name[j] ? 0 : 1);
-        diagonal = row[j + 1];
-        row[j + 1] = std::min({row[j + 1] + 1, row[j] + 1, substituted});
-      }
-    }
-    if (row.back() < fewest) {
-      fewest = row.back();
+    const std::size_t edits = num_edits(word, name);
+    if (edits < fewest) {
+      fewest = edits;
       nearest = name;
     }
   }
@@ -198,7 +249,8 @@ void set_argument(TrainingArguments& arguments, const std::string& name, const s
   found->set(arguments, value);
 }
 
-std::vector<std::string> apply_config_file(TrainingArguments& arguments, const std::string& path, const std::set<std::string>& given_on_command_line) {
+std::vector<std::string> apply_config_file(TrainingArguments& arguments, const std::string& path,
+                                           const std::set<std::string>& given_on_command_line) {
   std::ifstream file(path);
   if (!file) throw ConfigError(fmt::format("configuration file '{}' cannot be read", path));
   const nlohmann::json json = nlohmann::json::parse(file, nullptr, /*allow_exceptions=*/false);
@@ -217,13 +269,15 @@ std::vector<std::string> apply_config_file(TrainingArguments& arguments, const s
 }
 
 void validate(const TrainingArguments& arguments, const std::set<std::string>& given) {
-  if (given.count("per_device_train_batch_size") != 0) require_positive("per_device_train_batch_size", arguments.per_device_train_batch_size);
+  if (given.count("per_device_train_batch_size") != 0)
+    require_positive("per_device_train_batch_size", arguments.per_device_train_batch_size);
   require_not_negative("per_device_train_batch_size", static_cast<double>(arguments.per_device_train_batch_size));
   require_not_negative("global_batch_size", static_cast<double>(arguments.global_batch_size));
   require_positive("logging_steps", arguments.logging_steps);
   require_positive("eval_steps", arguments.eval_steps);
   for (const auto& [name, value] : {std::pair<const char*, double>{"learning_rate", arguments.learning_rate},
                                     {"weight_decay", arguments.weight_decay},
+                                    {"adam_epsilon", arguments.adam_epsilon},
                                     {"momentum", arguments.momentum},
                                     {"max_grad_norm", arguments.max_grad_norm},
                                     {"warmup_steps", static_cast<double>(arguments.warmup_steps)},
@@ -235,10 +289,12 @@ void validate(const TrainingArguments& arguments, const std::set<std::string>& g
                                     {"seed", static_cast<double>(arguments.seed)}}) {
     require_not_negative(name, value);
   }
-  for (const auto& [name, value] : {std::pair<const char*, double>{"adam_beta1", arguments.adam_beta1}, {"adam_beta2", arguments.adam_beta2}}) {
+  for (const auto& [name, value] :
+       {std::pair<const char*, double>{"adam_beta1", arguments.adam_beta1}, {"adam_beta2", arguments.adam_beta2}}) {
     if (value < 0 || value >= 1) reject(name, fmt::format("{:g}", value), "must be at least 0 and below 1");
   }
-  if (arguments.max_steps < -1 || arguments.max_steps == 0) reject("max_steps", std::to_string(arguments.max_steps), "must be 1 or more, or -1");
+  if (arguments.max_steps < -1 || arguments.max_steps == 0)
+    reject("max_steps", std::to_string(arguments.max_steps), "must be 1 or more, or -1");
   if (arguments.max_steps < 0 && !(arguments.num_train_epochs > 0)) {
     reject("num_train_epochs", fmt::format("{:g}", arguments.num_train_epochs), "must be above 0");
   }
@@ -247,6 +303,7 @@ void validate(const TrainingArguments& arguments, const std::set<std::string>& g
   require_one_of("eval_strategy", arguments.eval_strategy, {"no", "steps", "epoch"});
   require_one_of("report_to", arguments.report_to, {"none", "jsonl", "tensorboard"});
   validate_checkpointing(arguments);
+  validate_accumulation(arguments);
 
   if (arguments.fp16 && arguments.bf16) throw ConfigError("--fp16 and --bf16 exclude each other: choose one");
   if (arguments.global_batch_size > 0 && given.count("gradient_accumulation_steps") != 0) {
@@ -256,7 +313,7 @@ void validate(const TrainingArguments& arguments, const std::set<std::string>& g
     throw ConfigError(fmt::format("--per_device_train_batch_size {} is above --global_batch_size {}", arguments.per_device_train_batch_size,
                                   arguments.global_batch_size));
   }
-  if (arguments.device != "cpu" && arguments.device.rfind("cuda", 0) != 0) reject("device", arguments.device, "expected cpu or cuda[:i]");
+  validate_device(arguments.device);
   if (arguments.output_dir.empty()) reject("output_dir", "", "must not be empty");
 }
 

@@ -5,6 +5,7 @@
 #include <torch/types.h>
 #include <zlib.h>
 
+#include <algorithm>
 #include <array>
 #include <filesystem>
 #include <utility>
@@ -33,14 +34,17 @@ class GzReader {
   GzReader(const GzReader&) = delete;
   GzReader& operator=(const GzReader&) = delete;
 
-  void read_exactly(void* to, std::int64_t num_bytes, const char* what) {
+  void read_exactly(void* to, std::int64_t num_bytes, const char* what) { read_exactly(to, num_bytes, num_bytes, what); }
+
+  // The first `num_bytes` of `needed_bytes`.
+  void read_exactly(void* to, std::int64_t num_bytes, std::int64_t needed_bytes, const char* what) {
     auto* out = static_cast<char*>(to);
     std::int64_t done = 0;
     while (done < num_bytes) {
       const auto piece = static_cast<unsigned>(std::min<std::int64_t>(num_bytes - done, 1 << 24));
       const int got = gzread(file_, out + done, piece);
       if (got < 0) fail(path_, offset_ + done, fmt::format("the compressed data is corrupt while reading {}", what));
-      if (got == 0) fail(path_, offset_ + done, fmt::format("the file ends, but {} need {} more bytes", what, num_bytes - done));
+      if (got == 0) fail(path_, offset_ + done, fmt::format("the file ends, but {} need {} more bytes", what, needed_bytes - done));
       done += got;
     }
     offset_ += num_bytes;
@@ -72,8 +76,9 @@ IdxFile read_idx(const std::string& path, int num_dimensions) {
   std::array<std::uint8_t, 4> magic{};
   reader.read_exactly(magic.data(), 4, "the magic number");
   if (magic[0] != 0 || magic[1] != 0 || magic[2] != kUnsignedByte || magic[3] != num_dimensions) {
-    fail(path, 0, fmt::format("expected the magic number 0000080{} of an IDX file of bytes, found {:02x}{:02x}{:02x}{:02x}", num_dimensions,
-                              magic[0], magic[1], magic[2], magic[3]));
+    fail(path, 0,
+         fmt::format("expected the magic number 0000080{} of an IDX file of bytes, found {:02x}{:02x}{:02x}{:02x}", num_dimensions,
+                     magic[0], magic[1], magic[2], magic[3]));
   }
   std::int64_t num_bytes = 1;
   for (int i = 0; i < num_dimensions; ++i) {
@@ -84,8 +89,15 @@ IdxFile read_idx(const std::string& path, int num_dimensions) {
     if (file.shape.back() > kMostBytes / num_bytes) fail(path, 4 + 4 * i, "the sizes announce more than 64 GiB");
     num_bytes *= file.shape.back();
   }
-  file.bytes.resize(static_cast<std::size_t>(num_bytes));
-  reader.read_exactly(file.bytes.data(), num_bytes, "the values");
+  // Piece by piece: a corrupt header may announce more than there is memory, and the file itself says so first.
+  constexpr std::int64_t kPiece = 1 << 26;
+  file.bytes.reserve(static_cast<std::size_t>(std::min(num_bytes, kPiece)));
+  for (std::int64_t done = 0; done < num_bytes;) {
+    const std::int64_t piece = std::min(num_bytes - done, kPiece);
+    file.bytes.resize(static_cast<std::size_t>(done + piece));
+    reader.read_exactly(file.bytes.data() + done, piece, num_bytes - done, "the values");
+    done += piece;
+  }
   reader.expect_end();
   return file;
 }
@@ -102,9 +114,16 @@ std::string find_file(const std::string& folder, const std::string& name) {
 
 class IdxImages final : public Dataset {
  public:
-  IdxImages(IdxFile images, IdxFile labels) : images_(std::move(images)), labels_(std::move(labels)) {
+  IdxImages(IdxFile images, IdxFile labels, std::int64_t num_classes) : images_(std::move(images)), labels_(std::move(labels)) {
     if (images_.shape[0] != labels_.shape[0]) {
-      throw DataError(fmt::format("{} holds {} images, but {} holds {} labels", images_.path, images_.shape[0], labels_.path, labels_.shape[0]));
+      throw DataError(
+          fmt::format("{} holds {} images, but {} holds {} labels", images_.path, images_.shape[0], labels_.path, labels_.shape[0]));
+    }
+    const auto wrong = std::find_if(labels_.bytes.begin(), labels_.bytes.end(), [&](std::uint8_t label) { return label >= num_classes; });
+    if (wrong != labels_.bytes.end()) {
+      constexpr std::int64_t kHeaderBytes = 8;
+      fail(labels_.path, kHeaderBytes + (wrong - labels_.bytes.begin()),
+           fmt::format("found the label {}, but the classes are 0 to {}", *wrong, num_classes - 1));
     }
     for (std::size_t value = 0; value < scaled_.size(); ++value) scaled_[value] = static_cast<float>(value) / 255.0f;
   }
@@ -134,10 +153,11 @@ class IdxImages final : public Dataset {
 
 }  // namespace
 
-std::unique_ptr<Dataset> open_idx_images(const std::string& folder, bool train) {
+std::unique_ptr<Dataset> open_idx_images(const std::string& folder, bool train, std::int64_t num_classes) {
   const std::string prefix = train ? "train" : "t10k";
-  return std::make_unique<IdxImages>(read_idx(find_file(folder, prefix + "-images-idx3-ubyte"), 3),
-                                     read_idx(find_file(folder, prefix + "-labels-idx1-ubyte"), 1));
+  IdxFile images = read_idx(find_file(folder, prefix + "-images-idx3-ubyte"), 3);
+  IdxFile labels = read_idx(find_file(folder, prefix + "-labels-idx1-ubyte"), 1);
+  return std::make_unique<IdxImages>(std::move(images), std::move(labels), num_classes);
 }
 
 }  // namespace headroom

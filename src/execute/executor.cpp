@@ -27,13 +27,16 @@ struct Executor::Run {
   };
 
   Stage& stage(std::size_t number) const { return executor.chain_.stage(number - 1); }
+  StageCall call(std::size_t number) const {
+    return {stage(number), micro, number == 1, number == num_stages(), executor.options_.keep_in_half};
+  }
   std::size_t num_stages() const { return executor.chain_.size(); }
 
   bool is_held(std::size_t boundary) const { return boundary == 0 || stages[boundary].kept || !stages[boundary].slot.empty(); }
 
   Tensors read(std::size_t boundary) const {
     if (boundary == 0) return micro.inputs;
-    if (stages[boundary].kept) return detached(stages[boundary].kept->outputs);
+    if (stages[boundary].kept) return stages[boundary].kept->outputs;
     if (!stages[boundary].slot.empty()) return stages[boundary].slot;
     TORCH_INTERNAL_ASSERT(head_boundary == boundary, "the plan reads boundary ", boundary, ", which is not in memory");
     return head;
@@ -71,7 +74,7 @@ struct Executor::Run {
   }
 
   void forward(std::size_t number) {
-    Tensors outputs = run_forward(number, [&] { return forward_discarding(stage(number), read(number - 1), micro); });
+    Tensors outputs = run_forward(number, [&] { return forward_discarding(call(number), read(number - 1)); });
     check_values(number, outputs);
     head = std::move(outputs);
     head_boundary = number;
@@ -81,7 +84,7 @@ struct Executor::Run {
     hold(number - 1);
     head.clear();
     StageTensors& tensors = stages[number];
-    tensors.kept = run_forward(number, [&] { return forward_keeping(stage(number), read(number - 1), micro, option, number > 1); });
+    tensors.kept = run_forward(number, [&] { return forward_keeping(call(number), read(number - 1), option); });
     check_values(number, tensors.kept->outputs);
     if (number == num_stages()) take_loss();
   }
@@ -155,7 +158,9 @@ MicroResult Executor::accumulate(const MicroBatch& micro, const std::vector<Oper
 std::vector<at::Tensor> Executor::evaluate(const MicroBatch& micro) const {
   const OwnerScope owner(Owner::kActivations);
   Tensors values = micro.inputs;
-  for (std::size_t i = 0; i < chain_.size(); ++i) values = forward_discarding(chain_.stage(i), values, micro);
+  for (std::size_t i = 0; i < chain_.size(); ++i) {
+    values = forward_discarding({chain_.stage(i), micro, i == 0, i + 1 == chain_.size(), options_.keep_in_half}, values);
+  }
   return values;
 }
 

@@ -2,6 +2,7 @@
 
 #include <headroom/core/error.h>
 #include <headroom/memory/meter.h>
+#include <headroom/ops/convert.h>
 
 #include <torch/csrc/autograd/saved_variable_hooks.h>
 #include <torch/csrc/autograd/variable.h>
@@ -23,7 +24,8 @@ namespace autograd = torch::autograd;
 
 constexpr std::size_t kSmallBytes = 4096;
 
-// A saved tensor in another form. Several operations may hold it.
+// The elements of saved tensors in another form, in the order in which they lie in memory. Several operations may hold them, in several
+// shapes.
 class Stored {
  public:
   virtual ~Stored() = default;
@@ -31,26 +33,10 @@ class Stored {
   virtual std::int64_t num_bytes() const = 0;
 };
 
-class AsItIs final : public Stored {
+class InHalf final : public Stored {
  public:
-  explicit AsItIs(const at::Tensor& tensor) : tensor_(tensor.detach()), version_(tensor._version()) {}
-  at::Tensor restore() const override {
-    // With hooks in place LibTorch leaves this check to us.
-    TORCH_CHECK(tensor_._version() == version_, "one of the variables needed for gradient computation has been modified by an inplace operation: ",
-                tensor_.toString(), " ", tensor_.sizes(), " is at version ", tensor_._version(), "; expected version ", version_, " instead");
-    return tensor_;
-  }
-  std::int64_t num_bytes() const override { return static_cast<std::int64_t>(tensor_.nbytes()); }
-
- private:
-  at::Tensor tensor_;
-  std::int64_t version_;
-};
-
-class Bf16 final : public Stored {
- public:
-  explicit Bf16(const at::Tensor& tensor) : dtype_(tensor.scalar_type()), half_(tensor.detach().to(at::kBFloat16)) {}
-  at::Tensor restore() const override { return half_.to(dtype_); }
+  InHalf(at::ScalarType dtype, at::Tensor flat_half) : dtype_(dtype), half_(std::move(flat_half)) {}
+  at::Tensor restore() const override { return convert(half_, dtype_); }
   std::int64_t num_bytes() const override { return static_cast<std::int64_t>(half_.nbytes()); }
 
  private:
@@ -60,43 +46,44 @@ class Bf16 final : public Stored {
 
 class OnDisk final : public Stored {
  public:
-  OnDisk(const at::Tensor& tensor, std::shared_ptr<SpillFile> file)
-      : file_(std::move(file)), options_(tensor.options()), sizes_(tensor.sizes().vec()) {
-    // A dense tensor is stored as it lies, so that it comes back with its strides; backward may run another kernel for other strides.
-    const bool is_dense = tensor.is_non_overlapping_and_dense() && tensor.is_cpu();
-    const at::Tensor flat = is_dense ? tensor : tensor.cpu().contiguous();
-    strides_ = is_dense ? tensor.strides().vec() : flat.strides().vec();
-    num_bytes_ = flat.nbytes();
-    offset_ = file_->write(flat.data_ptr(), num_bytes_);
+  OnDisk(const at::Tensor& flat, std::shared_ptr<SpillFile> file)
+      : file_(std::move(file)), options_(flat.options()), num_elements_(flat.numel()), num_bytes_(flat.nbytes()) {
+    offset_ = file_->write(flat.cpu().data_ptr(), num_bytes_);
   }
   ~OnDisk() override { file_->release(offset_, num_bytes_); }
 
   at::Tensor restore() const override {
-    at::Tensor tensor = at::empty_strided(sizes_, strides_, options_.device(at::kCPU).requires_grad(false));
-    file_->read(offset_, tensor.data_ptr(), num_bytes_);
-    return tensor.to(options_.device());
+    const at::Tensor flat = at::empty({num_elements_}, options_.device(at::kCPU));
+    file_->read(offset_, flat.data_ptr(), num_bytes_);
+    return flat.to(options_.device());
   }
   std::int64_t num_bytes() const override { return static_cast<std::int64_t>(num_bytes_); }
 
  private:
   std::shared_ptr<SpillFile> file_;
   at::TensorOptions options_;
-  std::vector<std::int64_t> sizes_, strides_;
-  std::size_t num_bytes_ = 0;
+  std::int64_t num_elements_;
+  std::size_t num_bytes_;
   std::int64_t offset_ = 0;
 };
 
-class StoredTensor final : public autograd::SavedVariableHooks {
+// One saved tensor that is kept as usual. With hooks in place LibTorch leaves the check of versions to us.
+class AsItIs final : public autograd::SavedVariableHooks {
  public:
-  using Store = std::shared_ptr<const Stored> (*)(void* source, const at::Tensor& tensor);
-  StoredTensor(void* source, Store store) : source_(source), store_(store) {}
-  void call_pack_hook(const at::Tensor& tensor) override { stored_ = store_(source_, tensor); }
-  at::Tensor call_unpack_hook() override { return stored_->restore(); }
+  void call_pack_hook(const at::Tensor& tensor) override {
+    tensor_ = tensor.detach();
+    version_ = tensor._version();
+  }
+  at::Tensor call_unpack_hook() override {
+    TORCH_CHECK(tensor_._version() == version_,
+                "one of the variables needed for gradient computation has been modified by an inplace operation: ", tensor_.toString(), " ",
+                tensor_.sizes(), " is at version ", tensor_._version(), "; expected version ", version_, " instead");
+    return tensor_;
+  }
 
  private:
-  void* source_;  // lives as long as the scope, and only the scope makes hooks
-  Store store_;
-  std::shared_ptr<const Stored> stored_;
+  at::Tensor tensor_;
+  std::int64_t version_ = 0;
 };
 
 std::string folder_or_default(const std::string& folder) {
@@ -113,45 +100,80 @@ class KeepAsScope::Source final : public SavedTensorHookSource {
     if (format == KeepAs::kDisk) file_ = std::make_shared<SpillFile>(folder_or_default(folder));
   }
 
-  std::unique_ptr<autograd::SavedVariableHooks> make_hooks() override {
-    return std::make_unique<StoredTensor>(
-        this, [](void* source, const at::Tensor& tensor) { return static_cast<Source*>(source)->store(tensor); });
+  std::unique_ptr<autograd::SavedVariableHooks> make_hooks() override { return std::make_unique<Hooks>(*this); }
+
+  void already_stored(const at::Tensor& tensor, const at::Tensor& half) {
+    auto stored = std::make_shared<InHalf>(tensor.scalar_type(), half.as_strided({half.numel()}, {1}));
+    stored_[key_of(tensor)] = stored;
+    known_.push_back(std::move(stored));
   }
 
   std::int64_t original_bytes = 0, stored_bytes = 0;
 
  private:
-  // A storage at a moment, and the part of it that was saved.
-  using Key = std::tuple<std::uint64_t, std::int64_t, std::int64_t, std::vector<std::int64_t>, std::vector<std::int64_t>, at::ScalarType>;
+  // One saved tensor. Whether it is transformed shows when it is packed, which is always inside of the scope.
+  class Hooks final : public autograd::SavedVariableHooks {
+   public:
+    explicit Hooks(Source& source) : source_(source) {}
+
+    void call_pack_hook(const at::Tensor& tensor) override {
+      if (source_.is_kept_anyway(tensor)) {
+        as_it_is_ = std::make_unique<AsItIs>();
+        as_it_is_->call_pack_hook(tensor);
+        return;
+      }
+      // A dense tensor is stored as it lies and comes back with its strides, for which backward may choose its kernel.
+      const at::Tensor dense = tensor.is_non_overlapping_and_dense() ? tensor.detach() : tensor.detach().contiguous();
+      sizes_ = dense.sizes().vec();
+      strides_ = dense.strides().vec();
+      stored_ = source_.store(dense);
+    }
+
+    at::Tensor call_unpack_hook() override {
+      return as_it_is_ ? as_it_is_->call_unpack_hook() : stored_->restore().as_strided(sizes_, strides_);
+    }
+
+   private:
+    Source& source_;
+    std::unique_ptr<AsItIs> as_it_is_;
+    std::vector<std::int64_t> sizes_, strides_;
+    std::shared_ptr<const Stored> stored_;
+  };
+
+  // A piece of a storage at a moment: allocation, version, offset, number of elements, type.
+  using Key = std::tuple<std::uint64_t, std::int64_t, std::int64_t, std::int64_t, at::ScalarType>;
 
   bool is_kept_anyway(const at::Tensor& tensor) const {
     if (tensor.nbytes() < kSmallBytes || tensor.layout() != at::kStrided || !tensor.has_storage()) return true;
-    if (format_ == KeepAs::kBf16 && tensor.scalar_type() != at::kFloat && tensor.scalar_type() != at::kDouble) return true;
+    if (format_ != KeepAs::kDisk && tensor.scalar_type() != at::kFloat && tensor.scalar_type() != at::kDouble) return true;
     // A parameter, or a view of one such as weight.t(), which is no leaf itself.
     const at::TensorBase& base = tensor.is_view() ? tensor._base() : static_cast<const at::TensorBase&>(tensor);
     if (base.is_leaf() && base.requires_grad()) return true;
     return tensor.is_leaf() && MemoryMeter::instance().allocation_number(tensor) <= newest_old_allocation_;
   }
 
-  std::shared_ptr<const Stored> store(const at::Tensor& tensor) {
-    if (is_kept_anyway(tensor)) return std::make_shared<AsItIs>(tensor);
-    const std::uint64_t allocation = MemoryMeter::instance().allocation_number(tensor);
-    if (allocation == 0) return transform(tensor);
-    const Key key(allocation, tensor._version(), tensor.storage_offset(), tensor.sizes().vec(), tensor.strides().vec(), tensor.scalar_type());
-    std::weak_ptr<const Stored>& known = stored_[key];
+  static Key key_of(const at::Tensor& dense) {
+    return Key(MemoryMeter::instance().allocation_number(dense), dense._version(), dense.storage_offset(), dense.numel(), dense.scalar_type());
+  }
+
+  // Reshaped views of one tensor are the same piece, which is stored once.
+  std::shared_ptr<const Stored> store(const at::Tensor& dense) {
+    const at::Tensor flat = dense.as_strided({dense.numel()}, {1});
+    if (MemoryMeter::instance().allocation_number(dense) == 0) return transform(flat);
+    std::weak_ptr<const Stored>& known = stored_[key_of(dense)];
     std::shared_ptr<const Stored> stored = known.lock();
-    if (!stored) known = stored = transform(tensor);
+    if (!stored) known = stored = transform(flat);
     return stored;
   }
 
-  std::shared_ptr<const Stored> transform(const at::Tensor& tensor) {
+  std::shared_ptr<const Stored> transform(const at::Tensor& flat) {
     std::shared_ptr<const Stored> stored;
-    if (format_ == KeepAs::kBf16) {
-      stored = std::make_shared<Bf16>(tensor);
+    if (format_ == KeepAs::kDisk) {
+      stored = std::make_shared<OnDisk>(flat, file_);
     } else {
-      stored = std::make_shared<OnDisk>(tensor, file_);
+      stored = std::make_shared<InHalf>(flat.scalar_type(), convert(flat, format_ == KeepAs::kFp16 ? at::kHalf : at::kBFloat16));
     }
-    original_bytes += static_cast<std::int64_t>(tensor.nbytes());
+    original_bytes += static_cast<std::int64_t>(flat.nbytes());
     stored_bytes += stored->num_bytes();
     return stored;
   }
@@ -160,6 +182,7 @@ class KeepAsScope::Source final : public SavedTensorHookSource {
   std::uint64_t newest_old_allocation_;
   std::shared_ptr<SpillFile> file_;
   std::map<Key, std::weak_ptr<const Stored>> stored_;
+  std::vector<std::shared_ptr<const Stored>> known_;  // keeps those alive that were there before
 };
 
 struct KeepAsScope::State {
@@ -170,6 +193,7 @@ struct KeepAsScope::State {
 
 KeepAsScope::KeepAsScope(KeepAs format, const std::string& folder) : state_(std::make_unique<State>(format, folder)) {}
 KeepAsScope::~KeepAsScope() = default;
+void KeepAsScope::already_stored(const at::Tensor& tensor, const at::Tensor& half) { state_->source.already_stored(tensor, half); }
 std::int64_t KeepAsScope::original_bytes() const { return state_->source.original_bytes; }
 std::int64_t KeepAsScope::stored_bytes() const { return state_->source.stored_bytes; }
 

@@ -56,10 +56,16 @@ std::int64_t view_bytes(const Tensors& outputs, const Tensors& inputs, bool firs
   return bytes;
 }
 
+// The type of a boundary's gradient: gradients are never in half precision here, whatever the boundary is kept in.
+at::ScalarType gradient_type(const at::Tensor& boundary) {
+  return boundary.scalar_type() == at::kHalf || boundary.scalar_type() == at::kBFloat16 ? at::kFloat : boundary.scalar_type();
+}
+
 std::int64_t gradient_bytes(const Tensors& outputs) {
   std::int64_t bytes = 0;
   for (const at::Tensor& output : outputs) {
-    if (output.defined() && output.is_floating_point()) bytes += static_cast<std::int64_t>(output.nbytes());
+    if (!output.defined() || !output.is_floating_point()) continue;
+    bytes += output.numel() * static_cast<std::int64_t>(c10::elementSize(gradient_type(output)));
   }
   return bytes;
 }
@@ -110,7 +116,8 @@ struct StagePair {
 
 class ChainProfiler {
  public:
-  ChainProfiler(const Chain& chain, const MicroBatch& micro) : chain_(chain), micro_(micro), clean_(chain.parameters()) {
+  ChainProfiler(const Chain& chain, const MicroBatch& micro, std::optional<at::ScalarType> half)
+      : chain_(chain), micro_(micro), half_(half), clean_(chain.parameters()) {
     // A tied parameter's gradient appears in the last stage that uses it; for the stages before it is there already.
     for (std::size_t i = 0; i < chain.size(); ++i) {
       for (const at::Tensor& parameter : parameters_of(i)) last_user_[parameter.unsafeGetTensorImpl()] = i;
@@ -132,7 +139,7 @@ class ChainProfiler {
       const auto found = key.empty() ? known.end() : known.find(key);
       const bool is_known = found != known.end();
       StagePair pair = is_known ? found->second : StagePair{};
-      Tensors outputs = is_known ? run_once(stage, inputs) : measure_stage(i, inputs, pair);
+      Tensors outputs = is_known ? run_once(i, inputs) : measure_stage(i, inputs, pair);
       if (!is_known) {
         ++profile.num_distinct;
         if (!key.empty()) known[key] = pair;
@@ -159,10 +166,12 @@ class ChainProfiler {
   }
 
   // Every run starts from the same random state and leaves the buffers as they were.
-  Tensors run_once(Stage& stage, const Tensors& inputs) {
-    const RecomputeScope scope(stage, StageState::record(stage));
-    return forward_discarding(stage, inputs, micro_);
+  Tensors run_once(std::size_t index, const Tensors& inputs) {
+    const RecomputeScope scope(chain_.stage(index), StageState::record(chain_.stage(index)));
+    return forward_discarding(call(index), inputs);
   }
+
+  StageCall call(std::size_t index) const { return {chain_.stage(index), micro_, index == 0, index + 1 == chain_.size(), half_}; }
 
   Tensors measure_stage(std::size_t index, const Tensors& inputs, StagePair& pair) {
     Stage& stage = chain_.stage(index);
@@ -170,9 +179,9 @@ class ChainProfiler {
     const bool last = index + 1 == chain_.size();
     Tensors outputs;
     Tensors shapes;  // of the outputs, without memory
-    outputs = run_once(stage, inputs);  // the first run of a shape pays for setting up kernels, which is no part of a step
+    outputs = run_once(index, inputs);  // the first run of a shape pays for setting up kernels, which is no part of a step
     outputs.clear();
-    const Measured forward = measure([&] { outputs = run_once(stage, inputs); });
+    const Measured forward = measure([&] { outputs = run_once(index, inputs); });
 
     StageCosts costs;
     costs.output_bytes = forward.after_bytes - forward.before_bytes + view_bytes(outputs, inputs, first);
@@ -183,11 +192,12 @@ class ChainProfiler {
     pair.allocated = costs;
     if (!last) shapes = without_memory(outputs);
     outputs.clear();  // options are measured with no more in memory than a real step has
-    for (std::size_t option = 0; option < stage.options().size(); ++option) {
+    const std::size_t num_options = half_ ? 1 : stage.options().size();
+    for (std::size_t option = 0; option < num_options; ++option) {
       measure_option(index, inputs, shapes, static_cast<int>(option), pair);
     }
     clean_.clear();
-    return last ? Tensors{} : run_once(stage, inputs);
+    return last ? Tensors{} : run_once(index, inputs);
   }
 
   // An option that does not fit under the cap gets a size that no plan can choose.
@@ -219,7 +229,7 @@ class ChainProfiler {
     const bool last = index + 1 == chain_.size();
     KeptStage kept;
     const RecomputeScope scope(stage, StageState::record(stage));
-    const Measured forward = measure([&] { kept = forward_keeping(stage, inputs, micro_, option, !first); });
+    const Measured forward = measure([&] { kept = forward_keeping(call(index), inputs, option); });
 
     StageOption costs;
     costs.kept_bytes = forward.after_bytes - forward.before_bytes + view_bytes(kept.outputs, inputs, first);
@@ -228,7 +238,7 @@ class ChainProfiler {
 
     Tensors gradient;
     for (const at::Tensor& shape : shapes) {
-      gradient.push_back(shape.defined() && shape.is_floating_point() ? torch::full(shape.sizes(), 1e-3, shape.options().device(micro_.inputs.at(0).device()))
+      gradient.push_back(shape.defined() && shape.is_floating_point() ? torch::full(shape.sizes(), 1e-3, shape.options().dtype(gradient_type(shape)).device(micro_.inputs.at(0).device()))
                                                    : at::Tensor());
     }
     const std::int64_t seed_bytes = bytes_of(gradient);
@@ -247,6 +257,7 @@ class ChainProfiler {
 
   const Chain& chain_;
   const MicroBatch& micro_;
+  std::optional<at::ScalarType> half_;
   CleanGradients clean_;
   std::map<const void*, std::size_t> last_user_;
 };
@@ -303,11 +314,11 @@ ChainProfile empty_profile(const ChainProfile& like) {
   return profile;
 }
 
-std::optional<ChainProfile> profile_chain(const Chain& chain, const MicroBatch& micro) {
+std::optional<ChainProfile> profile_chain(const Chain& chain, const MicroBatch& micro, std::optional<at::ScalarType> half) {
   const RandomState random = RandomState::capture();
   std::optional<ChainProfile> profile;
   try {
-    profile = ChainProfiler(chain, micro).run();
+    profile = ChainProfiler(chain, micro, half).run();
   } catch (const c10::OutOfMemoryError&) {
     release_failed_backward();
   }

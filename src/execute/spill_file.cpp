@@ -31,8 +31,8 @@ int open_nameless(const std::string& folder) {
 
 SpillFile::SpillFile(const std::string& folder) : folder_(folder), descriptor_(open_nameless(folder)) {
   if (descriptor_ < 0) {
-    throw ConfigError(fmt::format("cannot make a spill file in '{}': {}; choose a folder that exists and can be written", folder,
-                                  std::strerror(errno)));
+    throw ConfigError(
+        fmt::format("cannot make a spill file in '{}': {}; choose a folder that exists and can be written", folder, std::strerror(errno)));
   }
 }
 
@@ -46,8 +46,8 @@ std::int64_t SpillFile::write(const void* data, std::size_t num_bytes) {
     end_ += (static_cast<std::int64_t>(num_bytes) + kPageBytes - 1) / kPageBytes * kPageBytes;
   }
   for (std::size_t done = 0; done < num_bytes;) {
-    const ::ssize_t count =
-        ::pwrite(descriptor_, static_cast<const char*>(data) + done, num_bytes - done, static_cast<::off_t>(offset) + static_cast<::off_t>(done));
+    const ::ssize_t count = ::pwrite(descriptor_, static_cast<const char*>(data) + done, num_bytes - done,
+                                     static_cast<::off_t>(offset) + static_cast<::off_t>(done));
     if (count > 0) {
       done += static_cast<std::size_t>(count);
     } else if (count == 0 || errno != EINTR) {

@@ -1,10 +1,13 @@
 #include "execute/stage_run.h"
 
 #include <headroom/core/error.h>
+#include <headroom/execute/keep_as.h>
 #include <headroom/memory/meter.h>
+#include <headroom/ops/convert.h>
 #include <headroom/ops/direct_gradient.h>
 
 #include <fmt/format.h>
+#include <torch/csrc/autograd/engine.h>
 #include <torch/torch.h>
 
 #include <cstring>
@@ -19,54 +22,83 @@ at::Tensor make_gradient(const at::Tensor& parameter) {
   return torch::empty_like(parameter, at::MemoryFormat::Contiguous);
 }
 
-}  // namespace
-
-Tensors forward_discarding(Stage& stage, const Tensors& inputs, const MicroBatch& micro) {
-  const torch::NoGradGuard no_grad;
-  return stage.forward(inputs, micro, 0);
+// The form in which a boundary is held.
+Tensors encode(const StageCall& call, const Tensors& outputs) {
+  Tensors encoded;
+  encoded.reserve(outputs.size());
+  for (const at::Tensor& output : outputs) {
+    const bool converts = call.half && !call.is_last && output.defined() && output.scalar_type() == at::kFloat;
+    encoded.push_back(!output.defined() ? output : converts ? convert(output.detach(), *call.half) : output.detach());
+  }
+  return encoded;
 }
 
-KeptStage forward_keeping(Stage& stage, const Tensors& inputs, const MicroBatch& micro, int option, bool inputs_need_grad) {
+at::Tensor decode(const StageCall& call, const at::Tensor& input) {
+  const bool converts = call.half && !call.is_first && input.defined() && input.scalar_type() == *call.half;
+  return !input.defined() ? input : converts ? convert(input, at::kFloat) : input.detach();
+}
+
+}  // namespace
+
+Tensors forward_discarding(const StageCall& call, const Tensors& inputs) {
+  const torch::NoGradGuard no_grad;
+  Tensors values;
+  values.reserve(inputs.size());
+  for (const at::Tensor& input : inputs) values.push_back(decode(call, input));
+  Tensors outputs = call.stage.forward(values, call.micro, call.half ? call.stage.half_option() : 0);
+  values.clear();
+  return encode(call, outputs);
+}
+
+KeptStage forward_keeping(const StageCall& call, const Tensors& inputs, int option) {
   const torch::AutoGradMode with_grad(true);
   KeptStage kept;
-  kept.inputs.reserve(inputs.size());
+  std::optional<KeepAsScope> keep_as;
+  if (call.half) keep_as.emplace(*call.half == at::kHalf ? KeepAs::kFp16 : KeepAs::kBf16);
+  Tensors values;
+  values.reserve(inputs.size());
   for (const at::Tensor& input : inputs) {
-    at::Tensor leaf = input.defined() ? input.detach() : input;
-    if (inputs_need_grad && leaf.defined() && leaf.is_floating_point()) leaf.requires_grad_(true);
-    kept.inputs.push_back(std::move(leaf));
+    at::Tensor value = decode(call, input);
+    std::shared_ptr<GradientTap> tap;
+    if (!call.is_first && value.defined() && value.is_floating_point()) {
+      tap = std::shared_ptr<GradientTap>(new GradientTap, torch::autograd::deleteNode);
+      torch::autograd::create_gradient_edge(value, tap);
+      // The boundary is in memory as it is: a stage that saves its input must not store it a second time.
+      if (value.scalar_type() != input.scalar_type()) keep_as->already_stored(value, input);
+    }
+    kept.taps.push_back(std::move(tap));
+    values.push_back(std::move(value));
   }
-  kept.outputs = stage.forward(kept.inputs, micro, option);
+  const Tensors outputs = call.stage.forward(values, call.micro, call.half ? call.stage.half_option() : option);
+  values.clear();
+  for (const at::Tensor& output : outputs) {
+    kept.roots.push_back(output.defined() && output.requires_grad() ? torch::autograd::impl::gradient_edge(output) : torch::autograd::Edge());
+  }
+  kept.outputs = encode(call, outputs);
   return kept;
 }
 
-Tensors detached(const Tensors& tensors) {
-  Tensors result;
-  result.reserve(tensors.size());
-  for (const at::Tensor& tensor : tensors) result.push_back(tensor.defined() ? tensor.detach() : tensor);
-  return result;
-}
-
-Tensors loss_gradient(const KeptStage& last, double scale) { return {torch::full_like(last.outputs.at(0).detach(), scale)}; }
+Tensors loss_gradient(const KeptStage& last, double scale) { return {torch::full_like(last.outputs.at(0), scale)}; }
 
 Tensors backward_through(KeptStage kept, Tensors output_gradients) {
-  Tensors roots;
+  torch::autograd::edge_list roots;
   Tensors seeds;
-  for (std::size_t i = 0; i < kept.outputs.size() && i < output_gradients.size(); ++i) {
-    if (!kept.outputs[i].defined() || !kept.outputs[i].requires_grad() || !output_gradients[i].defined()) continue;
-    roots.push_back(std::move(kept.outputs[i]));
+  for (std::size_t i = 0; i < kept.roots.size() && i < output_gradients.size(); ++i) {
+    if (!kept.roots[i].is_valid() || !output_gradients[i].defined()) continue;
+    roots.push_back(std::move(kept.roots[i]));
     seeds.push_back(std::move(output_gradients[i]));
   }
+  kept.roots.clear();
   kept.outputs.clear();
   output_gradients.clear();
   if (!roots.empty()) {
     const DirectGradientScope direct(make_gradient);
-    torch::autograd::backward(roots, seeds);
+    torch::autograd::Engine::get_default_engine().execute(roots, seeds, /*keep_graph=*/false, /*create_graph=*/false,
+                                                          /*accumulate_grad=*/true, /*outputs=*/{});
   }
   Tensors input_gradients;
-  input_gradients.reserve(kept.inputs.size());
-  for (const at::Tensor& input : kept.inputs) {
-    input_gradients.push_back(input.defined() && input.requires_grad() ? input.grad() : at::Tensor());
-  }
+  input_gradients.reserve(kept.taps.size());
+  for (const auto& tap : kept.taps) input_gradients.push_back(tap ? std::move(tap->gradient) : at::Tensor());
   return input_gradients;
 }
 

@@ -6,29 +6,53 @@
 #include <headroom/model/chain.h>
 
 #include <ATen/core/Tensor.h>
+#include <torch/csrc/autograd/edge.h>
+#include <torch/csrc/autograd/function.h>
 
 #include <cstdint>
+#include <memory>
+#include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace headroom {
 
+/// Takes a gradient out of the graph. Stands where a leaf would, but holds no tensor.
+class GradientTap final : public torch::autograd::Node {
+ public:
+  torch::autograd::variable_list apply(torch::autograd::variable_list&& gradients) override {
+    gradient = std::move(gradients.at(0));
+    return {};
+  }
+
+  at::Tensor gradient;
+};
+
 using Tensors = std::vector<at::Tensor>;
 
-/// A stage between its forward and its backward.
+/// One stage of a chain on one micro-batch.
+struct StageCall {
+  Stage& stage;
+  const MicroBatch& micro;
+  bool is_first = false;  ///< its inputs are the chain's, which need no gradient
+  bool is_last = false;   ///< its output is the loss
+  /// When set, what is kept between forward and backward, and the boundaries between stages, are in this type; computing stays in fp32.
+  std::optional<at::ScalarType> half;
+};
+
+/// A stage between its forward and its backward. Holds the graph by its edges, so that it keeps no tensor alive that backward does not need.
 struct KeptStage {
-  Tensors inputs;   ///< detached from the stage before; floating-point ones require grad where the chain's input is not concerned
-  Tensors outputs;  ///< hold the stage's graph
+  Tensors outputs;  ///< without graph, as the next stage reads them
+  torch::autograd::edge_list roots;                   ///< where the gradients of the outputs enter; no function: not differentiable
+  std::vector<std::shared_ptr<GradientTap>> taps;     ///< where the gradients of the inputs come out; null: none is wanted
 };
 
 /// Runs forward and keeps nothing but what it returns.
-Tensors forward_discarding(Stage& stage, const Tensors& inputs, const MicroBatch& micro);
+Tensors forward_discarding(const StageCall& call, const Tensors& inputs);
 
-/// Runs forward and keeps what backward needs. `inputs_need_grad` is false for the first stage.
-KeptStage forward_keeping(Stage& stage, const Tensors& inputs, const MicroBatch& micro, int option, bool inputs_need_grad);
-
-/// The outputs without their graph, for the next stage. Shares their memory.
-Tensors detached(const Tensors& tensors);
+/// Runs forward and keeps what backward needs.
+KeptStage forward_keeping(const StageCall& call, const Tensors& inputs, int option);
 
 /// The gradient that backward of the last stage starts from: `scale` for the loss, its first output.
 Tensors loss_gradient(const KeptStage& last, double scale);

@@ -93,6 +93,7 @@ class GptBlock final : public Stage {
     return {transformer_block(inputs.at(0), attention, mlp, options)};
   }
   std::vector<std::string> options() const override { return block_keep_names(); }
+  int half_option() const override { return static_cast<int>(BlockKeep::kNoGeluNorms); }
   std::shared_ptr<torch::nn::Module> module() const override { return module_; }
   std::string kind() const override { return "gpt_block"; }
 

@@ -15,7 +15,7 @@ namespace {
 template <typename Key>
 Key state_key(const at::Tensor& parameter) {
   if constexpr (std::is_same_v<Key, std::string>) {
-    return c10::guts::to_string(parameter.unsafeGetTensorImpl());
+    return fmt::format("{}", fmt::ptr(parameter.unsafeGetTensorImpl()));
   } else {
     return parameter.unsafeGetTensorImpl();
   }

@@ -103,10 +103,12 @@ class Dither {
   hn::Vec<DU> advance_;
 };
 
+/// Between the codes 0 and 1 the square of the fraction decides how often it is rounded up: tiny values keep their size on average.
 HWY_INLINE void store_average(V value, V factor, V dither, std::int8_t* codes) {
   const D d;
   const V signed_root = hn::Mul(value, hn::ApproximateReciprocalSqrt(hn::Max(hn::Abs(value), hn::Set(d, kTiny))));
-  const V code = hn::MulAdd(signed_root, factor, dither);
+  const V exact = hn::Mul(signed_root, factor);
+  const V code = hn::MulAdd(exact, hn::Min(hn::Abs(exact), hn::Set(d, 1.0f)), dither);
   const V limited = hn::Max(hn::Min(code, hn::Set(d, kAverageCodes)), hn::Set(d, -kAverageCodes));
   store_lowest_bytes(hn::Add(limited, hn::Set(d, kToInteger)), reinterpret_cast<std::uint8_t*>(codes));
 }

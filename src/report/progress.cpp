@@ -4,6 +4,7 @@
 #include <headroom/core/error.h>
 
 #include <fmt/format.h>
+#include <nlohmann/json.hpp>
 
 #include <unistd.h>
 
@@ -26,6 +27,17 @@ std::string bar(double share) {
   constexpr int kWidth = 20;
   const int filled = std::clamp(static_cast<int>(share * kWidth), 0, kWidth);
   return std::string(static_cast<std::size_t>(filled), '#') + std::string(static_cast<std::size_t>(kWidth - filled), '.');
+}
+
+// A line that was cut short by a crash is no JSON, and is left out.
+std::string lines_up_to(const std::string& path, std::int64_t last_step) {
+  std::string kept;
+  std::ifstream file(path);
+  for (std::string line; last_step > 0 && std::getline(file, line);) {
+    const nlohmann::json json = nlohmann::json::parse(line, nullptr, /*allow_exceptions=*/false);
+    if (json.is_object() && json.contains("step") && json["step"].is_number_integer() && json["step"] <= last_step) kept += line + "\n";
+  }
+  return kept;
 }
 
 }  // namespace
@@ -65,8 +77,9 @@ void Progress::finish() {
   drawn_ = false;
 }
 
-JsonLines::JsonLines(const std::string& path) : path_(path) {
+JsonLines::JsonLines(const std::string& path, std::int64_t last_step) : path_(path) {
   if (path.empty()) return;
+  write_file_atomically(path, lines_up_to(path, last_step));
   file_.open(path, std::ios::app);
   if (!file_) throw ConfigError(fmt::format("cannot write '{}': {}", path, std::strerror(errno)));
 }

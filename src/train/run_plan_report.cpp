@@ -29,10 +29,10 @@ std::vector<StageDecision> decisions(const RunPlan& plan) {
   return result;
 }
 
-std::string decision_text(const StageDecision& decision) {
-  const std::string kept = decision.option == 0 ? "keep" : fmt::format("keep (option {})", decision.option);
+std::string decision_text(const RunPlan& plan, std::size_t stage, const StageDecision& decision) {
+  const std::string kept = plan.option_names[stage][static_cast<std::size_t>(std::max(decision.option, 0))];
   if (decision.num_forwards <= 1) return kept;
-  return fmt::format("recompute x{}{}", decision.num_forwards - 1, decision.option > 0 ? fmt::format(", option {}", decision.option) : "");
+  return fmt::format("recompute x{}{}", decision.num_forwards - 1, decision.option > 0 ? ", " + kept : "");
 }
 
 std::int64_t extra_ns(const StageCosts& costs, const StageDecision& decision) {
@@ -69,7 +69,7 @@ Json to_json(const RunPlan& plan) {
     const StageCosts& costs = plan.costs.stages[i];
     stages.push(Json::object()
                     .set("name", costs.name)
-                    .set("decision", decision_text(chosen[i]))
+                    .set("decision", decision_text(plan, i, chosen[i]))
                     .set("option", chosen[i].option)
                     .set("num_forwards", chosen[i].num_forwards)
                     .set("kept_bytes", costs.options[static_cast<std::size_t>(std::max(chosen[i].option, 0))].kept_bytes)
@@ -125,7 +125,7 @@ std::string to_text(const RunPlan& plan) {
     const auto row_of = [&](std::size_t index) {
       const StageCosts& costs = plan.costs.stages[index];
       const StageDecision& decision = chosen[index];
-      return std::vector<std::string>{decision_text(decision),
+      return std::vector<std::string>{decision_text(plan, index, decision),
                                       format_bytes(costs.options[static_cast<std::size_t>(std::max(decision.option, 0))].kept_bytes),
                                       fmt::format("{:.2f} ms", static_cast<double>(extra_ns(costs, decision)) * 1e-6)};
     };

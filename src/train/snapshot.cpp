@@ -214,10 +214,12 @@ TrainingPosition load_snapshot(const std::string& folder_text, const Chain& chai
   return position;
 }
 
-std::int64_t snapshot_micro_batch(const std::string& folder) {
+std::int64_t snapshot_micro_batch(const std::string& folder, const std::map<std::string, std::string>& settings) {
   check_files(folder);
   auto place = open_archive(fs::path(folder) / kFiles[2]);
-  return read_position(folder, place).micro_batch;
+  const TrainingPosition position = read_position(folder, place);
+  check_settings(folder, position.settings, settings);
+  return position.micro_batch;
 }
 
 std::string last_snapshot(const std::string& output_dir) {

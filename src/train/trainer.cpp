@@ -109,6 +109,12 @@ struct Trainer::State {
     return grouping;
   }
 
+  // On this device products in half precision do not pay, so that half precision means: keep in it, compute in fp32.
+  std::optional<at::ScalarType> keep_in_half() const {
+    if (!arguments.fp16 && !arguments.bf16) return std::nullopt;
+    return arguments.fp16 ? at::kHalf : at::kBFloat16;
+  }
+
   double base_learning_rate() const {
     if (arguments.scale_lr_by_batch == 0) return arguments.learning_rate;
     const double scaled = scale_lr_by_batch(arguments.learning_rate, window_batch(), arguments.scale_lr_by_batch);
@@ -155,6 +161,10 @@ struct Trainer::State {
     }
     settings["samples_per_update"] = std::to_string(window_batch());
     return settings;
+  }
+
+  std::string snapshot_to_resume() const {
+    return arguments.resume_from_checkpoint == "last" ? last_snapshot(arguments.output_dir) : arguments.resume_from_checkpoint;
   }
 
   // One update, in the order in which design and docs describe it.
@@ -275,6 +285,25 @@ struct Trainer::State {
 
   void plan_anew(const std::string& reason, std::int64_t window);
 
+  // Bytes by owner after every operation of the first micro-batch of a step, for plan.json.
+  struct TimelinePoint {
+    std::size_t operation;
+    MemoryUse use;
+  };
+  std::vector<TimelinePoint> timeline;
+  bool records_timeline = false;
+
+  void start_timeline() {
+    timeline.clear();
+    records_timeline = true;
+  }
+  void record_operation(std::size_t operation) {
+    if (!records_timeline) return;
+    if (operation < timeline.size()) records_timeline = false;  // the next micro-batch began
+    if (records_timeline) timeline.push_back({operation, MemoryMeter::instance().use()});
+  }
+  void finish_timeline();
+
   MicroBatch probe_batch(std::int64_t size) const {
     std::vector<std::int64_t> indices(static_cast<std::size_t>(size));
     for (std::size_t i = 0; i < indices.size(); ++i) indices[i] = static_cast<std::int64_t>(i) % train_data->size();
@@ -302,7 +331,14 @@ Trainer::Trainer(TrainingArguments arguments, Chain chain, std::shared_ptr<const
   if (state.named_parameters.empty()) throw ConfigError("the model has no parameter that requires a gradient");
   for (auto& [name, parameter] : state.named_parameters) MemoryMeter::instance().assign_owner(parameter, Owner::kWeights);
   for (const at::Tensor& buffer : state.buffers) MemoryMeter::instance().assign_owner(buffer, Owner::kWeights);
-  state.executor = std::make_unique<Executor>(state.chain, ExecutorOptions{state.arguments.recompute_check, {}});
+  ExecutorOptions executor_options;
+  executor_options.check_recomputed_values = state.arguments.recompute_check;
+  executor_options.keep_in_half = state.keep_in_half();
+  if (executor_options.keep_in_half) {
+    log_info(fmt::format("--{}: this CPU computes in fp32; activations are kept in half precision", state.arguments.fp16 ? "fp16" : "bf16"));
+  }
+  executor_options.on_operation = [this](std::size_t operation) { state_->record_operation(operation); };
+  state.executor = std::make_unique<Executor>(state.chain, std::move(executor_options));
   state.loader = std::make_unique<MicroBatchLoader>([this](c10::ArrayRef<std::int64_t> indices) { return state_->load(indices); },
                                                     state.arguments.dataloader_num_workers > 0);
 }
@@ -319,13 +355,15 @@ RunPlanRequest Trainer::State::planning_request() const {
   request.fixed_micro_batch = std::min(arguments.fixed_micro_batch(), request.global_batch);
   request.budget_bytes = arguments.memory_budget_bytes;
   request.policy = arguments.gradient_checkpointing;
+  request.keep_in_half = keep_in_half();
   request.prefetches = arguments.dataloader_num_workers > 0;
   request.optimizer_bytes = optimizer_bytes(arguments.optim);
   request.optimizer_is_allocated = optimizer != nullptr;
   request.remedies = remedies();
   request.cache_folder = arguments.output_dir + "/profile";
-  request.cache_key = fmt::format("headroom {} model {} {} data {} threads {} optim {}", kVersion, arguments.model, arguments.model_config,
-                                  arguments.dataset, at::get_num_threads(), chain.num_parameters());
+  request.cache_key = fmt::format("headroom {} model {} {} data {} threads {} parameters {} {}", kVersion, arguments.model,
+                                  arguments.model_config, arguments.dataset, at::get_num_threads(), chain.num_parameters(),
+                                  arguments.fp16 ? "fp16" : arguments.bf16 ? "bf16" : "fp32");
   request.load = [this](std::int64_t size) { return probe_batch(size); };
   return request;
 }
@@ -382,21 +420,27 @@ TrainResults Trainer::train() {
   MemoryMeter& meter = MemoryMeter::instance();
   meter.set_cap(arguments.memory_budget_bytes);
 
-  state.plan = plan_run(state.planning_request(), state.chain);
-  if (!arguments.gradient_checkpointing.empty() || arguments.memory_budget_bytes > 0) {
-    write_file_atomically(arguments.output_dir + "/plan.json", to_json(state.plan).dump() + "\n");
+  // A snapshot is checked before anything costly is done for it.
+  const std::string snapshot = state.snapshot_to_resume();
+  RunPlanRequest request = state.planning_request();
+  if (!snapshot.empty()) {
+    const std::int64_t saved_micro_batch = snapshot_micro_batch(snapshot, state.resume_settings());
+    // Another split would change the order of sums.
+    if (request.fixed_micro_batch == 0) request.fixed_micro_batch = std::min(saved_micro_batch, request.global_batch);
   }
+  state.plan = plan_run(request, state.chain);
   state.start_optimizer();
   const Grouping grouping = state.grouping();
+  WindowWalk walk(grouping);
+  write_file_atomically(arguments.output_dir + "/plan.json", to_json(state.plan).dump() + "\n");
+  if (state.plan.is_predicted && !arguments.json && !arguments.disable_tqdm) log_info(to_text(state.plan));
   const std::int64_t total_updates = arguments.max_steps > 0 ? arguments.max_steps : grouping.num_updates(arguments.num_train_epochs);
   LrScheduler scheduler(*state.optimizer, LearningRateSchedule(parse_schedule_kind(arguments.lr_scheduler_type), total_updates, arguments.warmup_steps));
-  WindowWalk walk(grouping);
-  if (!arguments.resume_from_checkpoint.empty()) {
-    const std::string folder = arguments.resume_from_checkpoint == "last" ? last_snapshot(arguments.output_dir) : arguments.resume_from_checkpoint;
-    state.position = load_snapshot(folder, state.chain, *state.optimizer, state.resume_settings());
+  if (!snapshot.empty()) {
+    state.position = load_snapshot(snapshot, state.chain, *state.optimizer, state.resume_settings());
     scheduler.set_update(state.position.global_step - state.position.num_skipped_updates);
     walk.seek(state.position.global_step);
-    log_info(fmt::format("resumed from {} at update {}", folder, state.position.global_step));
+    log_info(fmt::format("resumed from {} at update {}", snapshot, state.position.global_step));
   }
   state.position.micro_batch = state.plan.micro_batch;
   state.position.settings = state.resume_settings();
@@ -406,7 +450,7 @@ TrainResults Trainer::train() {
     }
   }
 
-  JsonLines metrics(arguments.report_to == "none" ? "" : arguments.output_dir + "/metrics.jsonl");
+  JsonLines metrics(arguments.report_to == "none" ? "" : arguments.output_dir + "/metrics.jsonl", state.position.global_step);
   Progress progress(!arguments.disable_tqdm && !arguments.json);
   state.chain.train(true);
   meter.reset_peak();
@@ -433,10 +477,13 @@ TrainResults Trainer::train() {
     const auto step_started = Clock::now();
     const std::vector<std::int64_t> samples = walk.next();
     const double learning_rate = scheduler.learning_rate();
+    const bool records = state.plan.is_predicted && state.position.global_step == first_step;
+    if (records) state.start_timeline();
     const Update update = state.step_within_budget(samples, scheduler);
+    if (records) state.finish_timeline();
     const double seconds = seconds_since(step_started);
     ++state.position.global_step;
-    state.position.loss_sum += std::isfinite(update.loss) ? update.loss : 0.0;
+    if (update.applied) state.position.loss_sum += update.loss;
     final_loss = update.loss;
     num_samples += update.num_samples;
     step_seconds.push_back(seconds);
@@ -475,6 +522,17 @@ TrainResults Trainer::train() {
   return results;
 }
 
+void Trainer::State::finish_timeline() {
+  records_timeline = false;
+  Json points = Json::array();
+  for (const TimelinePoint& point : timeline) {
+    Json owners = Json::object();
+    for (std::size_t owner = 0; owner < kNumOwners; ++owner) owners.set(owner_name(static_cast<Owner>(owner)), point.use.live_by_owner[owner]);
+    points.push(Json::object().set("operation", static_cast<std::int64_t>(point.operation)).set("live_bytes", point.use.live_bytes).set("by_owner", owners));
+  }
+  write_file_atomically(arguments.output_dir + "/plan.json", to_json(plan).set("timeline", points).dump() + "\n");
+}
+
 void Trainer::State::log_metrics(JsonLines& metrics, const Update& update, double epochs, double learning_rate, double seconds) const {
   const MemoryMeter& meter = MemoryMeter::instance();
   Json line = Json::object();
@@ -498,7 +556,8 @@ TrainResults Trainer::State::results(double runtime, std::int64_t num_samples, s
   results.train_runtime = runtime;
   results.train_samples_per_second = static_cast<double>(num_samples) / std::max(runtime, 1e-9);
   results.train_steps_per_second = static_cast<double>(position.global_step - first_step) / std::max(runtime, 1e-9);
-  results.train_loss = position.global_step > 0 ? position.loss_sum / static_cast<double>(position.global_step) : 0.0;
+  const std::int64_t num_applied = position.global_step - position.num_skipped_updates;
+  results.train_loss = num_applied > 0 ? position.loss_sum / static_cast<double>(num_applied) : 0.0;
   results.epoch = epochs;
   results.global_step = position.global_step;
   results.peak_memory_bytes = use.peak_bytes;
@@ -509,7 +568,7 @@ TrainResults Trainer::State::results(double runtime, std::int64_t num_samples, s
   results.predicted_step_seconds = plan.predicted_step_seconds;
   results.measured_step_seconds = median(step_seconds);
   results.micro_batch_size = plan.micro_batch;
-  results.gradient_accumulation_steps = static_cast<std::int64_t>(balanced_sizes(window_batch(), plan.micro_batch).size());
+  results.gradient_accumulation_steps = static_cast<std::int64_t>(balanced_sizes(std::min(window_batch(), train_data->size()), plan.micro_batch).size());
   const std::int64_t first_forwards = work.num_forwards - work.num_recomputes;
   results.recomputed_forward_fraction =
       first_forwards > 0 ? static_cast<double>(work.num_recomputes) / static_cast<double>(first_forwards) : 0.0;

@@ -29,9 +29,10 @@ std::int64_t Grouping::num_updates(double epochs) const {
 }
 
 WindowWalk::WindowWalk(Grouping grouping) : grouping_(std::move(grouping)) {
-  if (grouping_.num_windows(0) == 0) {
+  for (const AccumulationSchedule::Change& change : grouping_.schedule.changes()) {
+    if (grouping_.num_windows(change.epoch) > 0) continue;
     throw ConfigError(fmt::format("--dataloader_drop_last leaves nothing to train on: {} samples are fewer than one window of {}",
-                                  grouping_.num_samples, grouping_.window_samples(0)));
+                                  grouping_.num_samples, grouping_.window_samples(change.epoch)));
   }
   start_epoch(0);
 }

@@ -43,8 +43,13 @@ TEST(CheckpointStrategyTest, NonsenseIsRefused) {
 }
 
 std::vector<CheckpointStrategy> all_strategies() {
-  return {CheckpointStrategy::every(), CheckpointStrategy(1), CheckpointStrategy(3), CheckpointStrategy(std::vector<std::int64_t>{2, 3}),
-          CheckpointStrategy::sqrt(),  CheckpointStrategy::log(), CheckpointStrategy(3).checkpoint_last(false)};
+  return {CheckpointStrategy::every(),
+          CheckpointStrategy(1),
+          CheckpointStrategy(3),
+          CheckpointStrategy(std::vector<std::int64_t>{2, 3}),
+          CheckpointStrategy::sqrt(),
+          CheckpointStrategy::log(),
+          CheckpointStrategy(3).checkpoint_last(false)};
 }
 
 TEST(CheckpointSequentialTest, EveryStrategyGivesTheSameNumbers) {
@@ -62,7 +67,9 @@ struct SplitImpl : Module {
 };
 TORCH_MODULE(Split);
 struct MixImpl : Module {
-  std::tuple<Tensor, Tensor> forward(const std::tuple<Tensor, Tensor>& in) { return {std::get<0>(in).sin(), linear(std::get<1>(in)).tanh()}; }
+  std::tuple<Tensor, Tensor> forward(const std::tuple<Tensor, Tensor>& in) {
+    return {std::get<0>(in).sin(), linear(std::get<1>(in)).tanh()};
+  }
   Linear linear = register_module("linear", Linear(4, 4));
 };
 TORCH_MODULE(Mix);
@@ -147,10 +154,14 @@ void expect_growth(const char* name, const CheckpointStrategy* strategy, double 
 TEST(CheckpointSequentialTest, PeakGrowsAsPromised) {
   std::printf("peak of a chain of n blocks, in tensors of one activation\n");
   const CheckpointStrategy every = CheckpointStrategy::every(), sqrt = CheckpointStrategy::sqrt(), log = CheckpointStrategy::log();
-  expect_growth("plain", nullptr, [](double n) { return n; }, 0.05);
-  expect_growth("every", &every, [](double n) { return n; }, 0.05);
-  expect_growth("sqrt", &sqrt, [](double n) { return std::sqrt(n); }, 0.05);
-  expect_growth("log", &log, [](double n) { return std::log2(n); }, 0.05);
+  expect_growth(
+      "plain", nullptr, [](double n) { return n; }, 0.05);
+  expect_growth(
+      "every", &every, [](double n) { return n; }, 0.05);
+  expect_growth(
+      "sqrt", &sqrt, [](double n) { return std::sqrt(n); }, 0.05);
+  expect_growth(
+      "log", &log, [](double n) { return std::log2(n); }, 0.05);
 }
 
 }  // namespace

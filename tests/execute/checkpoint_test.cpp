@@ -171,7 +171,8 @@ TEST(CheckpointTest, FnMayGoBackwardItself) {
 TEST(CheckpointTest, EveryParameterIsReadyOncePerBackward) {
   struct CountingHook : torch::autograd::FunctionPostHook {
     explicit CountingHook(int* count) : count_(count) {}
-    torch::autograd::variable_list operator()(const torch::autograd::variable_list& outputs, const torch::autograd::variable_list&) override {
+    torch::autograd::variable_list operator()(const torch::autograd::variable_list& outputs,
+                                              const torch::autograd::variable_list&) override {
       ++*count_;
       return outputs;
     }
@@ -298,7 +299,8 @@ TEST(CheckpointTest, CheckValuesFindsOtherValuesAndMoreTensors) {
   EXPECT_NE(message_of([&] { checkpoint(options, drifting, x).sum().backward(); }).find("checkpoint 'head'"), std::string::npos);
   int num_calls = 0;
   const auto growing = [&](const Tensor& in) { return ++num_calls == 1 ? in.tanh() : in.tanh().tanh(); };
-  EXPECT_NE(message_of([&] { checkpoint(options, growing, x).sum().backward(); }).find("saved 2 tensors, forward saved 1"), std::string::npos);
+  EXPECT_NE(message_of([&] { checkpoint(options, growing, x).sum().backward(); }).find("saved 2 tensors, forward saved 1"),
+            std::string::npos);
   TransformerBlock block(16, 4, 0.1);
   checkpoint(options, block, torch::randn({2, 3, 16})).sum().backward();
 }
@@ -431,12 +433,12 @@ TEST(CheckpointTest, CustomFunctionsAndEarlyStopLeakNothing) {
 TEST(CheckpointTest, APartialBackwardKeepsNothingOfTheRecompute) {
   MemoryMeter& meter = MemoryMeter::instance();
   const Tensor a = torch::randn({1000}).requires_grad_(), b = torch::randn({1000}).requires_grad_();
-  const auto fn = [](const Tensor& first, const Tensor& second) { return std::make_pair(first.tanh().tanh().tanh(), second.exp().sin().tanh()); };
+  const auto fn = [](const Tensor& first, const Tensor& second) {
+    return std::make_pair(first.tanh().tanh().tanh(), second.exp().sin().tanh());
+  };
   const auto outputs = checkpoint(fn, a, b);
   const std::int64_t live = meter.live_bytes();
-  {
-    const Tensor gradient = grad({outputs.first.sum()}, {a}, {}, /*retain_graph=*/true)[0];
-  }
+  { const Tensor gradient = grad({outputs.first.sum()}, {a}, {}, /*retain_graph=*/true)[0]; }
   EXPECT_EQ(meter.live_bytes(), live);
   grad({outputs.first.sum()}, {a});
   EXPECT_LE(meter.live_bytes(), live);

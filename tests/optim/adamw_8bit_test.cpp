@@ -52,21 +52,21 @@ TEST(AdamW8bit, StaysCloseToAdamW) {
 
 TEST(AdamW8bit, TheSecondMomentFollowsWhereRoundingToNearestWouldFreezeIt) {
   // All elements of a block but one get smaller gradients after a while. The one keeps the block's scale up, so that only the codes can
-  // move.
+  // move, and a single update moves them by less than a tenth of a step.
   Twins twins(Shapes{{16, 256}});
-  AdamW8bit ours(twins.ours, AdamW8bitOptions(1e-3).betas({0.9, 0.99}).min_8bit_size(kEverything));
-  AdamW theirs(twins.theirs, AdamWOptions(1e-3).betas({0.9, 0.99}));
+  AdamW8bit ours(twins.ours, AdamW8bitOptions(1e-3).min_8bit_size(kEverything));
+  AdamW theirs(twins.theirs, AdamWOptions(1e-3));
   at::Tensor start;
   torch::manual_seed(6);
-  for (int step = 0; step < 900; ++step) {
+  for (int step = 0; step < 4000; ++step) {
     at::Tensor gradient = torch::randn({16, 256});
-    if (step >= 100) gradient.slice(1, 1, 256).mul_(0.2);
+    if (step >= 1000) gradient.slice(1, 1, 256).mul_(0.2);
     gradient.slice(1, 1, 256).add_(0.02);
-    if (step == 500) start = twins.theirs[0].detach().clone();
     twins.ours[0].mutable_grad() = gradient;
     twins.theirs[0].mutable_grad() = gradient.clone();
-    if (step == 500) {
+    if (step == 3500) {
       torch::NoGradGuard no_grad;
+      start = twins.theirs[0].detach().clone();
       twins.ours[0].copy_(start);
     }
     ours.step();
@@ -98,7 +98,7 @@ TEST(AdamW8bit, TheFirstUpdateIsExact) {
   twins.give_gradients(0);
   ours.step();
   theirs.step();
-  EXPECT_LE(twins.largest_difference(), 1e-7);
+  EXPECT_LE(twins.largest_difference(), 3e-7);  // the last bit of the parameters
 }
 
 TEST(AdamW8bit, ElementsWithoutGradientDoNotMove) {
@@ -119,14 +119,20 @@ TEST(AdamW8bit, ElementsWithoutGradientDoNotMove) {
 
 TEST(AdamW8bit, AVanishingGradientMakesNoWildStep) {
   // Gradients that span ten decades within each block, then stop: a second moment rounded to 0 would divide the first one by eps.
-  const at::Tensor p = torch::zeros({20, 256}, torch::requires_grad());
-  AdamW8bit optimizer({p}, AdamW8bitOptions(1e-3).weight_decay(0));
+  torch::manual_seed(8);
   const at::Tensor gradient = torch::pow(10.0, -10 * torch::rand({20, 256}));
-  for (int step = 0; step < 30; ++step) {
-    p.mutable_grad() = step < 10 ? gradient.clone() : torch::zeros_like(gradient);
-    optimizer.step();
-  }
-  EXPECT_LE(p.abs().max().item<double>(), 0.03);
+  const auto largest_way = [&gradient](auto make) {
+    const at::Tensor p = torch::zeros({20, 256}, torch::requires_grad());
+    auto optimizer = make(p);
+    for (int step = 0; step < 30; ++step) {
+      p.mutable_grad() = step < 10 ? gradient.clone() : torch::zeros_like(gradient);
+      optimizer.step();
+    }
+    return p.abs().max().template item<double>();
+  };
+  const double exact = largest_way([](const at::Tensor& p) { return AdamW({p}, AdamWOptions(1e-3)); });
+  const double quantized = largest_way([](const at::Tensor& p) { return AdamW8bit({p}, AdamW8bitOptions(1e-3)); });
+  EXPECT_LE(quantized, 5 * exact);
 }
 
 TEST(AdamW8bit, DoesNotDependOnTheNumberOfThreads) {

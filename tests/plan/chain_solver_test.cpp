@@ -132,6 +132,7 @@ TEST(ChainSolver, MatchesTheOracle) {
   std::mt19937_64 random(1);
   testing::compare_with_oracle(random, 400, {4, 3, 2, 12, 12});
   testing::compare_with_oracle(random, 40, {6, 2, 1, 12, 12});
+  testing::compare_with_oracle(random, 300, {5, 2, 2, 12, 12, true});
 }
 
 TEST(ChainSolver, NeverSlowerWithMoreMemory) {

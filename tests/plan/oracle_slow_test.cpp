@@ -17,6 +17,11 @@ TEST(ChainSolverOracle, EverythingAtOnce) {
   testing::compare_with_oracle(random, 2000, {6, 3, 2, 16, 16});
 }
 
+TEST(ChainSolverOracle, SweepsThatDecideWhatFits) {
+  std::mt19937_64 random(15);
+  testing::compare_with_oracle(random, 1500, {6, 2, 2, 16, 16, true});
+}
+
 TEST(ChainSolverOracle, WithoutFormats) {
   std::mt19937_64 random(13);
   testing::compare_with_oracle(random, 1500, {6, 3, 0, 40, 40});

@@ -32,7 +32,8 @@ struct RunCase {
 // A folder that is gone when the test ends.
 class ScratchFolder {
  public:
-  explicit ScratchFolder(const std::string& name) : path_(std::filesystem::temp_directory_path() / ("headroom_" + name + std::to_string(::getpid()))) {
+  explicit ScratchFolder(const std::string& name)
+      : path_(std::filesystem::temp_directory_path() / ("headroom_" + name + std::to_string(::getpid()))) {
     std::filesystem::remove_all(path_);
   }
   ~ScratchFolder() {

@@ -27,8 +27,9 @@ class Dataset {
 /// Images with labels from a folder in the IDX format, plain or gzip: {train|t10k}-{images-idx3|labels-idx1}-ubyte[.gz].
 /// Pixels become floats in [0, 1], (B, 1, rows, columns). The file's bytes stay as they are and outside of tensor memory; a batch is
 /// converted straight from them, with no copy between.
-/// Throws DataError naming file, offset and expectation when a file is missing, truncated, corrupt, empty or does not match the other.
-std::unique_ptr<Dataset> open_idx_images(const std::string& folder, bool train);
+/// Throws DataError naming file, offset and expectation when a file is missing, truncated, corrupt, empty or does not match the other, or
+/// when a label is not below `num_classes`.
+std::unique_ptr<Dataset> open_idx_images(const std::string& folder, bool train, std::int64_t num_classes = 256);
 
 /// Normally distributed images (channels, rows, columns) with uniform labels, the same for the same seed and index.
 std::unique_ptr<Dataset> make_synthetic_images(std::int64_t num_samples, std::int64_t channels, std::int64_t rows, std::int64_t columns,

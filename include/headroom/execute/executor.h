@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <vector>
 
 namespace headroom {
@@ -21,6 +22,9 @@ struct MicroResult {
 struct ExecutorOptions {
   /// Compare every recomputed value with the first one; an Error names the stage that differs.
   bool check_recomputed_values = false;
+  /// When set (bf16 or fp16), activations are kept in this type and computed in fp32. Every plan rounds the same values, so that plans
+  /// still agree bit for bit with each other.
+  std::optional<at::ScalarType> keep_in_half;
   /// Called after each operation, with its index, for a timeline of memory.
   std::function<void(std::size_t operation)> on_operation;
 };

@@ -1,5 +1,7 @@
 #pragma once
 
+#include <ATen/core/Tensor.h>
+
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -9,6 +11,7 @@ namespace headroom {
 /// How what autograd saves is kept until backward.
 enum class KeepAs : std::uint8_t {
   kBf16,  ///< float and double as bfloat16: half the bytes (a quarter); gradients then differ from exact ones by about half a percent
+  kFp16,  ///< the same as half: more digits, but nothing above 65504
   kDisk,  ///< in a file, bit for bit
 };
 
@@ -28,6 +31,9 @@ class KeepAsScope {
   ~KeepAsScope();
   KeepAsScope(const KeepAsScope&) = delete;
   KeepAsScope& operator=(const KeepAsScope&) = delete;
+
+  /// Says that `tensor` is in memory as `half` (of the scope's type) anyway: when it is saved, nothing is stored for it.
+  void already_stored(const at::Tensor& tensor, const at::Tensor& half);
 
   /// Bytes of tensors that this scope took over, and bytes that it stores for them, so far.
   std::int64_t original_bytes() const;

@@ -50,8 +50,9 @@ class Progress {
 /// A file of one JSON object per line, each flushed as it is written. With an empty path it writes nothing.
 class JsonLines {
  public:
-  /// Appends to what is there. Throws ConfigError when the file cannot be written.
-  explicit JsonLines(const std::string& path);
+  /// Of the lines that are there, keeps those whose "step" is at most `last_step`: a new run starts an empty file, a resumed one goes on
+  /// from its snapshot. Throws ConfigError when the file cannot be written.
+  explicit JsonLines(const std::string& path, std::int64_t last_step = 0);
   void write(const Json& object);
 
  private:

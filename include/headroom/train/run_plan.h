@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <functional>
 #include <map>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -21,6 +22,7 @@ struct RunPlanRequest {
   std::int64_t fixed_micro_batch = 0;  ///< 0: the planner chooses
   std::int64_t budget_bytes = 0;       ///< 0: none
   std::string policy;                  ///< --gradient_checkpointing; empty: keep everything, or optimal when there is a budget
+  std::optional<at::ScalarType> keep_in_half;  ///< as of the executor
   bool prefetches = false;             ///< one more micro-batch is in memory
   std::int64_t optimizer_bytes = 0;    ///< of its state
   bool optimizer_is_allocated = false;
@@ -48,6 +50,7 @@ struct RunPlan {
   std::string policy;
   Plan schedule;     ///< of the largest micro-batch
   ChainCosts costs;  ///< that it was made for
+  std::vector<std::vector<std::string>> option_names;  ///< by stage
   double profile_seconds = 0.0;
 
   struct Alternative {

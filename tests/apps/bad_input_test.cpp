@@ -1,0 +1,252 @@
+// What the program says to bad input: one line on standard error, the documented exit code, and no file half-written.
+#include "apps/program.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <deque>
+#include <map>
+
+namespace headroom::testing {
+namespace {
+
+namespace fs = std::filesystem;
+
+// Every file below a folder with its contents.
+std::map<std::string, std::string> files_in(const fs::path& folder) {
+  std::map<std::string, std::string> files;
+  if (!fs::exists(folder)) return files;
+  for (const auto& entry : fs::recursive_directory_iterator(folder)) {
+    if (entry.is_regular_file()) files[entry.path().string()] = read_file(entry.path().string());
+  }
+  return files;
+}
+
+struct BadInput {
+  std::vector<std::string> arguments;
+  int exit_code;
+  std::string part;  // of the message
+};
+
+class BadInputTest : public ::testing::Test {
+ protected:
+  // Flags of a run that would be short and good.
+  std::vector<std::string> train(const std::vector<std::string>& more, const std::string& dataset = "synthetic") const {
+    std::vector<std::string> words = {"train", "--model_config", "hidden=8", "--dataset", dataset, "--output_dir", folder_ / "out"};
+    words.insert(words.end(), more.begin(), more.end());
+    return words;
+  }
+
+  void expect_refused(const BadInput& bad) { expect_refused(std::vector<BadInput>{bad}); }
+
+  void expect_refused(const std::vector<BadInput>& all) {
+    const auto before = files_in(folder_.path() / "out");
+    constexpr std::size_t kAtOnce = 2;  // loading the program takes most of its time
+    std::deque<Program> running;
+    for (std::size_t i = 0; i < all.size() + kAtOnce; ++i) {
+      if (i < all.size()) running.emplace_back(all[i].arguments, folder_);
+      if (i < kAtOnce) continue;
+      if (running.empty()) break;
+      check(all[i - kAtOnce], running.front().wait());
+      running.pop_front();
+    }
+    EXPECT_EQ(files_in(folder_.path() / "out"), before) << "files were left or changed";
+  }
+
+  static void check(const BadInput& bad, const Outcome& outcome) {
+    std::string command;
+    for (const std::string& word : bad.arguments) command += " " + word;
+    EXPECT_EQ(outcome.exit_code, bad.exit_code) << command << "\n" << outcome.err;
+    EXPECT_EQ(std::count(outcome.err.begin(), outcome.err.end(), '\n'), 1) << command << "\n" << outcome.err;
+    EXPECT_EQ(outcome.err.rfind("headroom: ", 0), 0U) << command << "\n" << outcome.err;
+    EXPECT_NE(outcome.err.find(bad.part), std::string::npos) << command << "\nexpected '" << bad.part << "' in: " << outcome.err;
+    EXPECT_EQ(outcome.out, "") << command;
+  }
+
+  TemporaryFolder folder_;
+};
+
+TEST_F(BadInputTest, CommandsAndFlags) {
+  expect_refused({
+      {{}, 2, "command"},
+      {{"trian"}, 2, "did you mean 'train'"},
+      {{"train", "--lerning_rate", "1"}, 2, "did you mean '--learning_rate'"},
+      {{"info", "--verbose"}, 2, "--verbose"},
+      {train({"--model", "mpl"}), 2, "did you mean 'mlp'"},
+      {{"train", "--model_config", "hiden=8", "--dataset", "synthetic"}, 2, "did you mean 'hidden'"},
+      {{"train", "--model_config", "hidden=-8", "--dataset", "synthetic"}, 2, "'-8'"},
+      {{"train", "--model_config", "hidden", "--dataset", "synthetic"}, 2, "hidden"},
+      {train({"--optim", "adm"}), 2, "did you mean 'adam'"},
+      {train({"--lr_scheduler_type", "cosin"}), 2, "did you mean 'cosine'"},
+      {train({"--eval_strategy", "often"}), 2, "'often'"},
+      {train({"--max_steps", "ten"}), 2, "'ten'"},
+      {train({"--max_steps", "1.5"}), 2, "'1.5'"},
+      {train({"--max_steps", "0"}), 2, "max_steps"},
+      {train({"--max_steps"}), 2, "--max_steps"},
+      {train({"--max_steps", "2", "--max_steps", "3"}), 2, "--max_steps"},
+      {train({"--learning_rate", "fast"}), 2, "'fast'"},
+      {train({"--learning_rate", "nan"}), 2, "'nan'"},
+      {train({"--per_device_train_batch_size", "-4"}), 2, "'-4'"},
+      {train({"--per_device_train_batch_size", "0"}), 2, "per_device_train_batch_size"},
+      {train({"--gradient_accumulation_steps", "four"}), 2, "--gradient_accumulation_steps"},
+      {train({"--gradient_accumulation_steps", "4:2,0:8"}), 2, "--gradient_accumulation_steps"},
+      {train({"--seed", "99999999999999999999"}), 2, "'99999999999999999999'"},
+      {train({"--shuffle", "perhaps"}), 2, "'perhaps'"},
+      {train({"--device", "tpu"}), 2, "'tpu'"},
+      {train({"--gradient_checkpointing", "segments=0"}), 2, "segments=0"},
+  });
+}
+
+TEST_F(BadInputTest, ContradictoryFlags) {
+  expect_refused({
+      {train({"--fp16", "--bf16"}), 2, "--fp16 and --bf16"},
+      {train({"--global_batch_size", "64", "--gradient_accumulation_steps", "4"}), 2, "--gradient_accumulation_steps"},
+      {train({"--global_batch_size", "64", "--per_device_train_batch_size", "128"}), 2, "--global_batch_size"},
+      {train({"--gradient_checkpointing", "optimal"}), 2, "--memory_budget"},
+      {train({"--dataloader_drop_last", "--global_batch_size", "5000"}), 2, "--dataloader_drop_last"},
+      {{"plan", "--frontier"}, 2, "--chain"},
+  });
+}
+
+TEST_F(BadInputTest, ConfigurationFiles) {
+  const auto config = [&](const std::string& name, const std::string& text) {
+    write_plain(folder_ / name, text);
+    return train({"--config", folder_ / name});
+  };
+  expect_refused({
+      {train({"--config", folder_ / "absent.json"}), 2, folder_ / "absent.json"},
+      {config("no.json", "max_steps = 5"), 2, folder_ / "no.json"},
+      {config("empty.json", ""), 2, folder_ / "empty.json"},
+      {config("list.json", "[1]"), 2, folder_ / "list.json"},
+      {config("unknown.json", R"({"max_step": 5})"), 2, "did you mean 'max_steps'"},
+      {config("type.json", R"({"max_steps": true})"), 2, "'true'"},
+      {config("nested.json", R"({"max_steps": {"value": 5}})"), 2, "'max_steps'"},
+      {config("range.json", R"({"logging_steps": -1})"), 2, "logging_steps"},
+  });
+}
+
+TEST_F(BadInputTest, Budgets) {
+  expect_refused({
+      {train({"--memory_budget", "12 parsecs"}), 2, "'12 parsecs'"},
+      {train({"--memory_budget", "0"}), 2, "'0'"},
+      {train({"--memory_budget", "-1GiB"}), 2, "'-1GiB'"},
+      {train({"--memory_budget", ""}), 2, "''"},
+      {train({"--memory_budget", "1KiB"}), 4, "weights"},
+      {train({"--memory_budget", "40KiB", "--global_batch_size", "64"}), 4, "raise --memory_budget"},
+      {{"plan", "--model_config", "hidden=8", "--dataset", "synthetic", "--memory_budget", "40KiB"}, 4, "raise --memory_budget"},
+      {{"estimate", "--model", "mlp", "--memory_budget", "much"}, 2, "'much'"},
+  });
+}
+
+TEST_F(BadInputTest, DataFolders) {
+  write_plain(folder_ / "file", "");
+  fs::create_directories(folder_ / "empty");
+  expect_refused({
+      {train({}, folder_ / "absent"), 3, folder_ / "absent"},
+      {train({}, folder_ / "empty"), 3, kTrainImages},
+      {train({}, folder_ / "file"), 3, folder_ / "file"},
+  });
+  write_idx_dataset(folder_ / "small", 20, false, 5, 5);
+  expect_refused({train({}, folder_ / "small"), 3, "1x5x5"});
+  write_idx_dataset(folder_ / "no_test", 20, false);
+  fs::remove(folder_ / "no_test/" + kTestImages);
+  expect_refused({train({}, folder_ / "no_test"), 3, kTestImages});
+  write_idx_dataset(folder_ / "labels", 20, false);
+  write_plain(folder_ / "labels/" + kTrainLabels, idx_labels(20, 11));
+  expect_refused({train({}, folder_ / "labels"), 3, "label 10"});
+}
+
+TEST_F(BadInputTest, DataFiles) {
+  for (const bool gzip : {false, true}) {
+    const std::string ending = gzip ? ".gz" : "";
+    const auto with = [&](const std::string& name, const std::string& file, const std::string& bytes) {
+      const std::string folder = folder_ / (name + ending);
+      write_idx_dataset(folder, 20, gzip);
+      const std::string path = folder + "/" + file + ending;
+      gzip ? write_gzip(path, bytes) : write_plain(path, bytes);
+      return train({}, folder);
+    };
+    expect_refused({
+        {with("truncated", kTrainImages, idx_images(20).substr(0, 4000)), 3, "at byte 4000"},
+        {with("nothing", kTrainLabels, ""), 3, "at byte 0"},
+        {with("magic", kTrainImages, "this is no IDX file"), 3, "magic number"},
+        {with("zero", kTrainImages, idx_header({0, 28, 28})), 3, "at byte 4"},
+        {with("longer", kTrainLabels, idx_labels(20) + "x"), 3, "at byte 28"},
+        {with("mismatch", kTrainLabels, idx_labels(19)), 3, "19 labels"},
+        {with("test", kTestLabels, idx_labels(3)), 3, "3 labels"},
+    });
+  }
+  write_idx_dataset(folder_ / "corrupt", 200, true);
+  const std::string path = folder_ / "corrupt/" + kTrainImages + ".gz";
+  std::string bytes = read_file(path);
+  for (std::size_t i = bytes.size() / 2; i < bytes.size() / 2 + 8; ++i) bytes[i] = static_cast<char>(~bytes[i]);
+  write_plain(path, bytes);
+  expect_refused({train({}, folder_ / "corrupt"), 3, path});
+  write_plain(path, bytes.substr(0, bytes.size() / 3));
+  expect_refused({train({}, folder_ / "corrupt"), 3, path});
+}
+
+TEST_F(BadInputTest, OutputFoldersThatCannotBeWritten) {
+  write_plain(folder_ / "file", "kept");
+  const auto into = [&](const std::string& output) {
+    return std::vector<std::string>{"train", "--model_config", "hidden=8", "--dataset", "synthetic", "--max_steps",
+                                    "1",     "--output_dir",   output};
+  };
+  expect_refused({
+      {into(folder_ / "file"), 2, folder_ / "file"},
+      {into(folder_ / "file/below"), 2, folder_ / "file/below"},
+      {into("/proc/headroom/out"), 2, "/proc/headroom/out"},
+      {into(""), 2, "output_dir"},
+  });
+  EXPECT_EQ(read_file(folder_ / "file"), "kept");
+}
+
+TEST_F(BadInputTest, Chains) {
+  write_plain(folder_ / "no.json", "{");
+  write_plain(folder_ / "unknown.json", R"({"stages": [{"name": "a", "outputbytes": 1, "options": [{}]}]})");
+  write_plain(folder_ / "negative.json", R"({"stages": [{"name": "a", "output_bytes": -1, "options": [{}]}]})");
+  expect_refused({
+      {{"plan", "--chain", folder_ / "absent.json", "--memory_budget", "1"}, 3, folder_ / "absent.json"},
+      {{"plan", "--chain", folder_ / "no.json", "--memory_budget", "1"}, 2, "no.json"},
+      {{"plan", "--chain", folder_ / "unknown.json", "--memory_budget", "1"}, 2, "output_bytes"},
+      {{"plan", "--chain", folder_ / "negative.json", "--memory_budget", "1"}, 2, "-1"},
+  });
+}
+
+TEST_F(BadInputTest, Snapshots) {
+  const std::vector<std::string> good = {"--max_steps", "4", "--save_steps", "2", "--disable_tqdm"};
+  const auto resumed = [&](std::vector<std::string> more) {
+    std::vector<std::string> words = train(good);
+    words.insert(words.end(), more.begin(), more.end());
+    return words;
+  };
+  expect_refused({resumed({"--resume_from_checkpoint"}), 5, "no snapshot"});
+  const Outcome outcome = run_program(train(good), folder_);
+  ASSERT_EQ(outcome.exit_code, 0) << outcome.err;
+  ASSERT_TRUE(fs::is_directory(folder_ / "out/snapshot-2"));
+
+  expect_refused({
+      {resumed({"--resume_from_checkpoint", folder_ / "absent"}), 5, folder_ / "absent"},
+      {resumed({"--resume_from_checkpoint", "last", "--seed", "7"}), 5, "seed"},
+      {resumed({"--resume_from_checkpoint", "last", "--optim", "sgd"}), 5, "optim"},
+      {resumed({"--resume_from_checkpoint", "last", "--per_device_train_batch_size", "16"}), 5, "16"},
+      {resumed({"--resume_from_checkpoint", "last", "--shuffle", "false"}), 5, "shuffle"},
+  });
+
+  const std::string weights = folder_ / "out/snapshot-4/weights.pt";
+  const std::string bytes = read_file(weights);
+  std::string flipped = bytes;
+  flipped[bytes.size() / 2] = static_cast<char>(flipped[bytes.size() / 2] ^ 1);
+  write_plain(weights, flipped);
+  expect_refused({resumed({"--resume_from_checkpoint"}), 5, weights});
+  write_plain(weights, bytes.substr(0, bytes.size() / 2));
+  expect_refused({resumed({"--resume_from_checkpoint"}), 5, weights});
+  fs::remove(weights);
+  expect_refused({resumed({"--resume_from_checkpoint"}), 5, weights});
+  fs::remove(folder_ / "out/snapshot-4/checksums.sha256");
+  expect_refused({resumed({"--resume_from_checkpoint"}), 5, "checksums.sha256"});
+  EXPECT_EQ(run_program(resumed({"--resume_from_checkpoint", folder_ / "out/snapshot-2"}), folder_).exit_code, 0);
+}
+
+}  // namespace
+}  // namespace headroom::testing

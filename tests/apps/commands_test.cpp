@@ -1,0 +1,152 @@
+// What the program does with good input.
+#include "apps/program.h"
+
+#include <gtest/gtest.h>
+#include <nlohmann/json.hpp>
+
+#include <algorithm>
+
+namespace headroom::testing {
+namespace {
+
+namespace fs = std::filesystem;
+
+class CommandsTest : public ::testing::Test {
+ protected:
+  std::vector<std::string> train(const std::string& output, const std::vector<std::string>& more) const {
+    std::vector<std::string> words = {"train", "--model_config", "hidden=64", "--dataset", "synthetic", "--output_dir", folder_ / output};
+    words.insert(words.end(), more.begin(), more.end());
+    return words;
+  }
+
+  nlohmann::json results(const std::string& output) const {
+    return nlohmann::json::parse(read_file(folder_ / (output + "/train_results.json")));
+  }
+
+  TemporaryFolder folder_;
+};
+
+TEST_F(CommandsTest, HelpOfEverySubcommandShowsItsFlagsWithDefaults) {
+  for (const std::string command : {"train", "plan", "compare"}) {
+    const Outcome outcome = run_program({command, "--help"}, folder_);
+    EXPECT_EQ(outcome.exit_code, 0) << command;
+    EXPECT_EQ(outcome.err, "") << command;
+    for (const std::string part :
+         {"--config", "--model TEXT=mlp", "--learning_rate TEXT=5e-05", "--optim TEXT=adamw", "--fp16 [TEXT]=false",
+          "--shuffle [TEXT]=true", "--gradient_checkpointing [TEXT]", "--memory_budget TEXT=none", "--seed TEXT=42"}) {
+      EXPECT_NE(outcome.out.find(part), std::string::npos) << command << " --help lacks " << part;
+    }
+  }
+  for (const std::string command : {"estimate", "info"}) {
+    const Outcome outcome = run_program({command, "--help"}, folder_);
+    EXPECT_EQ(outcome.exit_code, 0) << command;
+    EXPECT_NE(outcome.out.find("--json"), std::string::npos) << command;
+  }
+  const Outcome all = run_program({"--help"}, folder_);
+  EXPECT_EQ(all.exit_code, 0);
+  for (const std::string command : {"train", "plan", "compare", "estimate", "info"}) {
+    EXPECT_NE(all.out.find("\n  " + command), std::string::npos) << command;
+  }
+}
+
+TEST_F(CommandsTest, VersionIsOneLine) {
+  const Outcome outcome = run_program({"--version"}, folder_);
+  EXPECT_EQ(outcome.exit_code, 0);
+  EXPECT_EQ(outcome.out.rfind("headroom ", 0), 0U);
+}
+
+TEST_F(CommandsTest, InfoNamesBlasAndThreads) {
+  const Outcome outcome = run_program({"info", "--json"}, folder_);
+  ASSERT_EQ(outcome.exit_code, 0) << outcome.err;
+  const auto json = nlohmann::json::parse(outcome.out);
+  EXPECT_TRUE(json["blas_is_openmp"].get<bool>()) << json["blas"];
+  EXPECT_GE(json["num_threads"].get<int>(), 1);
+}
+
+TEST_F(CommandsTest, AFlagWinsOverTheConfigurationFile) {
+  write_plain(folder_ / "run.json", R"({"max_steps": 5, "seed": 1, "per_device_train_batch_size": 4, "disable_tqdm": true})");
+  const Outcome outcome = run_program(train("out", {"--config", folder_ / "run.json", "--max_steps", "2", "--json"}), folder_);
+  ASSERT_EQ(outcome.exit_code, 0) << outcome.err;
+  const auto json = nlohmann::json::parse(outcome.out);
+  EXPECT_EQ(json["global_step"], 2) << "the flag's";
+  EXPECT_EQ(json["micro_batch_size"], 4) << "the file's";
+  EXPECT_EQ(json, results("out"));
+}
+
+TEST_F(CommandsTest, ASwitchStandsAloneOrTakesAValue) {
+  const auto lines_on_stderr = [&](const std::vector<std::string>& more) {
+    std::vector<std::string> words = train("out", {"--max_steps", "2"});
+    words.insert(words.end(), more.begin(), more.end());
+    const Outcome outcome = run_program(words, folder_);
+    EXPECT_EQ(outcome.exit_code, 0) << outcome.err;
+    return std::count(outcome.err.begin(), outcome.err.end(), '\n');
+  };
+  EXPECT_EQ(lines_on_stderr({"--disable_tqdm"}), 0);
+  EXPECT_EQ(lines_on_stderr({"--disable_tqdm", "true"}), 0);
+  EXPECT_EQ(lines_on_stderr({"--disable_tqdm", "false"}), 1);
+  EXPECT_EQ(lines_on_stderr({}), 1);
+}
+
+TEST_F(CommandsTest, AnInterruptedRunSavesAndResumesToTheSameWeights) {
+  const std::vector<std::string> flags = {
+      "--max_steps",     "300", "--per_device_train_batch_size", "8", "--gradient_accumulation_steps", "4", "--logging_steps", "1",
+      "--learning_rate", "1e-3"};
+  ASSERT_EQ(run_program(train("whole", flags), folder_).exit_code, 0);
+
+  const Program program(train("cut", flags), folder_);
+  const std::string metrics = folder_ / "cut/metrics.jsonl";
+  const bool sent = program.interrupt_when(SIGINT, [&] {
+    if (!fs::exists(metrics)) return false;
+    const std::string text = read_file(metrics);
+    return std::count(text.begin(), text.end(), '\n') >= 5;
+  });
+  const Outcome cut = program.wait();
+  ASSERT_TRUE(sent) << cut.err;
+  ASSERT_EQ(cut.exit_code, 130) << cut.err;
+  EXPECT_NE(cut.err.find("--resume_from_checkpoint"), std::string::npos) << "the line says how to go on";
+  const std::int64_t step = results("cut")["global_step"];
+  EXPECT_GE(step, 5);
+  EXPECT_LT(step, 300);
+  EXPECT_TRUE(fs::is_directory(folder_ / ("cut/snapshot-" + std::to_string(step))));
+
+  std::vector<std::string> resumed = train("cut", flags);
+  resumed.push_back("--resume_from_checkpoint");
+  const Outcome rest = run_program(resumed, folder_);
+  ASSERT_EQ(rest.exit_code, 0) << rest.err;
+  EXPECT_EQ(results("cut")["global_step"], 300);
+  EXPECT_EQ(results("cut")["weights_sha256"], results("whole")["weights_sha256"]);
+  EXPECT_EQ(results("cut")["train_loss"], results("whole")["train_loss"]);
+
+  const auto steps_and_losses = [&](const std::string& output) {
+    std::vector<std::pair<int, double>> lines;
+    std::istringstream text(read_file(folder_ / (output + "/metrics.jsonl")));
+    for (std::string line; std::getline(text, line);) {
+      const auto json = nlohmann::json::parse(line);
+      lines.emplace_back(json["step"], json["loss"]);
+    }
+    return lines;
+  };
+  EXPECT_EQ(steps_and_losses("cut"), steps_and_losses("whole")) << "the log of both parts reads as one";
+}
+
+TEST_F(CommandsTest, CompareTrainsEveryVariantOnTheSameSamples) {
+  const Outcome outcome = run_program({"compare", "--model_config", "hidden=8", "--dataset", "synthetic", "--global_batch_size", "32",
+                                       "--max_steps", "3", "--memory_budget", "4MiB", "--output_dir", folder_ / "out", "--json"},
+                                      folder_);
+  ASSERT_EQ(outcome.exit_code, 0) << outcome.err;
+  const auto rows = nlohmann::json::parse(outcome.out);
+  ASSERT_EQ(rows.size(), 5U);
+  EXPECT_EQ(rows[0]["gradient_accumulation_steps"], 1);
+  EXPECT_EQ(rows[1]["gradient_accumulation_steps"], 4);
+  EXPECT_EQ(rows[2]["weights_sha256"], rows[0]["weights_sha256"]) << "checkpointing changes no bit";
+  EXPECT_EQ(rows[3]["weights_sha256"], rows[1]["weights_sha256"]);
+  EXPECT_LT(rows[1]["peak_activation_bytes"], rows[0]["peak_activation_bytes"]);
+  for (const auto& row : rows) {
+    EXPECT_TRUE(row["fits"].get<bool>());
+    EXPECT_NEAR(row["final_loss"].get<double>(), rows[0]["final_loss"].get<double>(), 1e-5);
+  }
+  EXPECT_LE(rows[4]["peak_memory_bytes"], 4 << 20);
+}
+
+}  // namespace
+}  // namespace headroom::testing

@@ -1,0 +1,82 @@
+#pragma once
+
+// Runs the built command-line program.
+
+#include "support/idx_files.h"
+
+#include <fcntl.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <csignal>
+#include <cstdlib>
+#include <functional>
+#include <string>
+#include <thread>
+#include <vector>
+
+namespace headroom::testing {
+
+struct Outcome {
+  int exit_code = -1;
+  std::string out;
+  std::string err;
+};
+
+/// A run of `headroom` with these arguments, in `folder`.
+class Program {
+ public:
+  Program(const std::vector<std::string>& arguments, const TemporaryFolder& folder) : out_(streams_ / "out"), err_(streams_ / "err") {
+    std::vector<std::string> words = arguments;
+    words.insert(words.begin(), std::string(HEADROOM_BINARY_DIR) + "/bin/headroom");
+    std::vector<char*> raw;
+    for (std::string& word : words) raw.push_back(word.data());
+    raw.push_back(nullptr);
+    child_ = ::fork();
+    if (child_ == 0) {
+      const int out = ::open(out_.c_str(), O_WRONLY | O_CREAT | O_TRUNC, 0600);
+      const int err = ::open(err_.c_str(), O_WRONLY | O_CREAT | O_TRUNC, 0600);
+      if (out < 0 || err < 0 || ::chdir(folder.path().c_str()) != 0) ::_exit(126);
+      ::setenv("OMP_NUM_THREADS", "1", 1);  // small models: more threads would only wait for each other on a busy machine
+      ::dup2(out, STDOUT_FILENO);
+      ::dup2(err, STDERR_FILENO);
+      ::execv(raw[0], raw.data());
+      ::_exit(127);
+    }
+  }
+
+  /// Sends the signal as soon as `ready` is true. Returns false when the program ended, or a minute passed, before.
+  bool interrupt_when(int signal, const std::function<bool()>& ready) const {
+    const auto limit = std::chrono::steady_clock::now() + std::chrono::minutes(1);
+    while (!ready()) {
+      siginfo_t info{};
+      const bool ended = ::waitid(P_PID, static_cast<id_t>(child_), &info, WEXITED | WNOHANG | WNOWAIT) == 0 && info.si_pid != 0;
+      if (ended || std::chrono::steady_clock::now() > limit) return false;
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    }
+    return ::kill(child_, signal) == 0;
+  }
+
+  Outcome wait() const {
+    int status = 0;
+    ::waitpid(child_, &status, 0);
+    Outcome outcome;
+    outcome.exit_code = WIFEXITED(status) ? WEXITSTATUS(status) : -WTERMSIG(status);
+    outcome.out = read_file(out_);
+    outcome.err = read_file(err_);
+    return outcome;
+  }
+
+ private:
+  TemporaryFolder streams_;
+  std::string out_;
+  std::string err_;
+  pid_t child_ = -1;
+};
+
+inline Outcome run_program(const std::vector<std::string>& arguments, const TemporaryFolder& folder) {
+  return Program(arguments, folder).wait();
+}
+
+}  // namespace headroom::testing

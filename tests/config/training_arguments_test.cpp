@@ -1,0 +1,208 @@
+#include <headroom/config/training_arguments.h>
+
+#include <headroom/core/error.h>
+
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <filesystem>
+#include <fstream>
+#include <functional>
+#include <string>
+
+namespace headroom {
+namespace {
+
+std::string message_of(const std::function<void()>& action) {
+  try {
+    action();
+  } catch (const ConfigError& error) {
+    return error.what();
+  }
+  return "(no ConfigError)";
+}
+
+bool contains(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
+
+class ConfigFile : public testing::Test {
+ protected:
+  ~ConfigFile() override { std::filesystem::remove(path_); }
+
+  const std::string& write(const std::string& text) {
+    std::ofstream(path_) << text;
+    return path_;
+  }
+
+  std::string path_ = (std::filesystem::temp_directory_path() / ("headroom_config_" + std::to_string(::getpid()) + ".json")).string();
+};
+
+TEST(TrainingArguments, DefaultsAreThoseOfHuggingFace) {
+  const TrainingArguments arguments;
+  EXPECT_EQ(arguments.learning_rate, 5e-5);
+  EXPECT_EQ(arguments.num_train_epochs, 3.0);
+  EXPECT_EQ(arguments.max_grad_norm, 1.0);
+  EXPECT_EQ(arguments.lr_scheduler_type, "linear");
+  EXPECT_EQ(arguments.seed, 42);
+  EXPECT_EQ(arguments.logging_steps, 500);
+  EXPECT_EQ(arguments.max_steps, -1);
+  EXPECT_EQ(arguments.fixed_micro_batch(), 8);
+  EXPECT_NO_THROW(validate(arguments, {}));
+}
+
+TEST(TrainingArguments, EveryFieldReadsBackWhatItPrints) {
+  TrainingArguments arguments;
+  for (const ArgumentField& field : argument_fields()) {
+    if (field.name == "memory_budget") continue;  // prints "none" where there is no budget
+    TrainingArguments copy;
+    field.set(copy, field.get(arguments));
+    EXPECT_EQ(field.get(copy), field.get(arguments)) << field.name;
+    EXPECT_FALSE(field.help.empty()) << field.name;
+  }
+}
+
+TEST(TrainingArguments, SetByName) {
+  TrainingArguments arguments;
+  set_argument(arguments, "memory_budget", "1.5MiB");
+  set_argument(arguments, "learning_rate", "1e-3");
+  set_argument(arguments, "bf16", "True");
+  set_argument(arguments, "max_steps", "7");
+  EXPECT_EQ(arguments.memory_budget_bytes, 1572864);
+  EXPECT_EQ(arguments.learning_rate, 1e-3);
+  EXPECT_TRUE(arguments.bf16);
+  EXPECT_EQ(arguments.max_steps, 7);
+}
+
+TEST(TrainingArguments, RefusesTextThatDoesNotFitAndQuotesIt) {
+  const std::vector<std::pair<std::string, std::string>> cases = {
+      {"max_steps", "ten"},     {"max_steps", "1.5"},           {"max_steps", "99999999999999999999"},
+      {"max_steps", ""},        {"learning_rate", "1e-3x"},     {"learning_rate", ""},
+      {"learning_rate", "nan"}, {"learning_rate", "inf"},       {"shuffle", "perhaps"},
+      {"memory_budget", "0"},   {"memory_budget", "5 parsecs"}, {"memory_budget", "-1MiB"}};
+  for (const auto& [name, text] : cases) {
+    TrainingArguments arguments;
+    const std::string message = message_of([&] { set_argument(arguments, name, text); });
+    EXPECT_TRUE(contains(message, "'" + text + "'")) << name << ": " << message;
+  }
+}
+
+TEST(TrainingArguments, AnUnknownNameGetsTheNearest) {
+  TrainingArguments arguments;
+  const std::string message = message_of([&] { set_argument(arguments, "learning_rte", "1"); });
+  EXPECT_TRUE(contains(message, "'learning_rte'")) << message;
+  EXPECT_TRUE(contains(message, "'learning_rate'")) << message;
+}
+
+TEST(NearestName, CountsInsertionsDeletionsSubstitutionsAndSwaps) {
+  const std::vector<std::string> names = {"kitten", "sitting", "saturday"};
+  EXPECT_EQ(nearest_name("kiten", names), "kitten");
+  EXPECT_EQ(nearest_name("ssitting", names), "sitting");
+  EXPECT_EQ(nearest_name("sunday", names), "saturday");
+  EXPECT_EQ(nearest_name("", {"abc", "a"}), "a");
+  EXPECT_EQ(nearest_name("mpl", {"gpt", "mlp"}), "mlp");
+}
+
+TEST_F(ConfigFile, KeysAreFlagsAndValuesOfAnyPlainType) {
+  TrainingArguments arguments;
+  const auto keys = apply_config_file(
+      arguments, write(R"({"optim": "sgd", "learning_rate": 0.5, "max_steps": 3, "bf16": true, "memory_budget": "1MiB"})"), {});
+  EXPECT_EQ(keys.size(), 5U);
+  EXPECT_EQ(arguments.optim, "sgd");
+  EXPECT_EQ(arguments.learning_rate, 0.5);
+  EXPECT_EQ(arguments.max_steps, 3);
+  EXPECT_TRUE(arguments.bf16);
+  EXPECT_EQ(arguments.memory_budget_bytes, 1 << 20);
+}
+
+TEST_F(ConfigFile, TheCommandLineWinsButTheFileIsStillChecked) {
+  TrainingArguments arguments;
+  arguments.max_steps = 9;
+  apply_config_file(arguments, write(R"({"max_steps": 3, "seed": 5})"), {"max_steps"});
+  EXPECT_EQ(arguments.max_steps, 9);
+  EXPECT_EQ(arguments.seed, 5);
+  EXPECT_THROW(apply_config_file(arguments, write(R"({"max_steps": "three"})"), {"max_steps"}), ConfigError);
+}
+
+TEST_F(ConfigFile, RefusesWhatIsNoFlatObjectOfKnownKeys) {
+  TrainingArguments arguments;
+  const auto message = [&](const std::string& text) { return message_of([&] { apply_config_file(arguments, write(text), {}); }); };
+  EXPECT_TRUE(contains(message(""), path_));
+  EXPECT_TRUE(contains(message("{\"max_steps\": 3"), path_));
+  EXPECT_TRUE(contains(message("[1, 2]"), path_));
+  EXPECT_TRUE(contains(message(R"({"max_steps": [3]})"), "'max_steps'"));
+  EXPECT_TRUE(contains(message(R"({"max_steps": null})"), "'max_steps'"));
+  EXPECT_TRUE(contains(message(R"({"max_steps": true})"), "'true'"));
+  EXPECT_TRUE(contains(message(R"({"bf16": "perhaps"})"), "'perhaps'"));
+  EXPECT_TRUE(contains(message(R"({"gradient_acumulation_steps": 4})"), "'gradient_accumulation_steps'"));
+  EXPECT_TRUE(contains(message_of([&] { apply_config_file(arguments, path_ + ".absent", {}); }), path_ + ".absent"));
+}
+
+struct Refused {
+  std::function<void(TrainingArguments&)> change;
+  std::set<std::string> given;
+  std::string names;
+};
+
+TEST(Validate, RefusesValuesOutOfRangeAndContradictions) {
+  using A = TrainingArguments;
+  const std::vector<Refused> cases = {
+      {[](A& a) { a.per_device_train_batch_size = -8; }, {}, "per_device_train_batch_size"},
+      {[](A& a) { a.per_device_train_batch_size = 0; }, {"per_device_train_batch_size"}, "per_device_train_batch_size"},
+      {[](A& a) { a.global_batch_size = -1; }, {}, "global_batch_size"},
+      {[](A& a) { a.gradient_accumulation_steps = "0"; }, {}, "gradient_accumulation_steps"},
+      {[](A& a) { a.gradient_accumulation_steps = "1:4"; }, {}, "gradient_accumulation_steps"},
+      {[](A& a) { a.gradient_accumulation_steps = "four"; }, {}, "gradient_accumulation_steps"},
+      {[](A& a) { a.logging_steps = 0; }, {}, "logging_steps"},
+      {[](A& a) { a.eval_steps = 0; }, {}, "eval_steps"},
+      {[](A& a) { a.learning_rate = -1; }, {}, "learning_rate"},
+      {[](A& a) { a.weight_decay = -1; }, {}, "weight_decay"},
+      {[](A& a) { a.max_grad_norm = -1; }, {}, "max_grad_norm"},
+      {[](A& a) { a.warmup_steps = -1; }, {}, "warmup_steps"},
+      {[](A& a) { a.adam_beta1 = 1; }, {}, "adam_beta1"},
+      {[](A& a) { a.adam_beta2 = -0.1; }, {}, "adam_beta2"},
+      {[](A& a) { a.adam_epsilon = -1; }, {}, "adam_epsilon"},
+      {[](A& a) { a.max_steps = 0; }, {}, "max_steps"},
+      {[](A& a) { a.max_steps = -2; }, {}, "max_steps"},
+      {[](A& a) { a.num_train_epochs = 0; }, {}, "num_train_epochs"},
+      {[](A& a) { a.seed = -1; }, {}, "seed"},
+      {[](A& a) { a.save_steps = -1; }, {}, "save_steps"},
+      {[](A& a) { a.num_threads = -1; }, {}, "num_threads"},
+      {[](A& a) { a.optim = "adamm"; }, {}, "'adam'"},
+      {[](A& a) { a.lr_scheduler_type = "cosin"; }, {}, "'cosine'"},
+      {[](A& a) { a.eval_strategy = "epochs"; }, {}, "'epoch'"},
+      {[](A& a) { a.report_to = "wandb"; }, {}, "report_to"},
+      {[](A& a) { a.gradient_checkpointing = "segments=0"; }, {}, "segments=0"},
+      {[](A& a) { a.gradient_checkpointing = "segments=K"; }, {}, "segments"},
+      {[](A& a) { a.gradient_checkpointing = "evry"; }, {}, "'every'"},
+      {[](A& a) { a.gradient_checkpointing = "optimal"; }, {}, "memory_budget"},
+      {[](A& a) { a.device = "tpu"; }, {}, "device"},
+      {[](A& a) { a.device = "cudaX"; }, {}, "device"},
+      {[](A& a) { a.output_dir = ""; }, {}, "output_dir"},
+      {[](A& a) { a.fp16 = a.bf16 = true; }, {}, "--fp16 and --bf16"},
+      {[](A& a) { a.global_batch_size = 64; }, {"gradient_accumulation_steps"}, "gradient_accumulation_steps"},
+      {[](A& a) { a.global_batch_size = 64, a.per_device_train_batch_size = 65; }, {}, "global_batch_size"},
+  };
+  for (const Refused& refused : cases) {
+    TrainingArguments arguments;
+    refused.change(arguments);
+    const std::string message = message_of([&] { validate(arguments, refused.given); });
+    EXPECT_TRUE(contains(message, refused.names)) << "expected " << refused.names << " in: " << message;
+    EXPECT_EQ(message.find('\n'), std::string::npos) << message;
+  }
+}
+
+TEST(Validate, AcceptsWhatTheDocumentsShow) {
+  TrainingArguments arguments;
+  arguments.gradient_accumulation_steps = "0:8,4:2";
+  arguments.per_device_train_batch_size = 16;
+  EXPECT_NO_THROW(validate(arguments, {"gradient_accumulation_steps", "per_device_train_batch_size"}));
+  arguments = {};
+  arguments.global_batch_size = 64;
+  arguments.memory_budget_bytes = 1 << 30;
+  arguments.gradient_checkpointing = "optimal";
+  arguments.device = "cuda:1";
+  EXPECT_NO_THROW(validate(arguments, {"global_batch_size"}));
+  EXPECT_EQ(arguments.fixed_micro_batch(), 0) << "the planner chooses";
+}
+
+}  // namespace
+}  // namespace headroom

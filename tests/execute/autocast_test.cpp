@@ -1,0 +1,90 @@
+#include "headroom/execute/autocast.h"
+
+#include <ATen/autocast_mode.h>
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include <stdexcept>
+
+#include "headroom/core/error.h"
+#include "headroom/core/runtime.h"
+#include "headroom/core/torch_compat.h"
+
+namespace headroom {
+namespace {
+
+at::ScalarType type_of_a_product() {
+  const at::Tensor a = torch::ones({4, 4});
+  return torch::mm(a, a).scalar_type();
+}
+
+TEST(Autocast, HoldsWhileTheScopeLivesAndNests) {
+  EXPECT_EQ(type_of_a_product(), torch::kFloat);
+  {
+    const Autocast autocast(torch::kCPU, torch::kBFloat16);
+    EXPECT_EQ(type_of_a_product(), torch::kBFloat16);
+    {
+      const Autocast full(torch::kCPU, torch::kBFloat16, /*enabled=*/false);
+      EXPECT_EQ(type_of_a_product(), torch::kFloat);
+    }
+    EXPECT_EQ(type_of_a_product(), torch::kBFloat16);
+  }
+  EXPECT_EQ(type_of_a_product(), torch::kFloat);
+}
+
+TEST(Autocast, RestoresTheTypeAndTheStateAfterAnException) {
+  const at::ScalarType before = HEADROOM_AUTOCAST_CUDA_DTYPE();
+  try {
+    const Autocast autocast(torch::kCUDA, torch::kBFloat16);
+    EXPECT_TRUE(HEADROOM_AUTOCAST_CUDA_ENABLED());
+    EXPECT_EQ(HEADROOM_AUTOCAST_CUDA_DTYPE(), torch::kBFloat16);
+    throw std::runtime_error("in the forward");
+  } catch (const std::runtime_error&) {
+  }
+  EXPECT_FALSE(HEADROOM_AUTOCAST_CUDA_ENABLED());
+  EXPECT_EQ(HEADROOM_AUTOCAST_CUDA_DTYPE(), before);
+}
+
+TEST(Autocast, UsesTheWeightsAsTheyAreAfterAnUpdate) {
+  const at::Tensor weight = torch::ones({4, 4}, torch::requires_grad());
+  const at::Tensor x = torch::ones({4, 4});
+  const auto forward = [&]() {
+    const Autocast autocast(torch::kCPU, torch::kBFloat16);
+    return torch::mm(x, weight).to(torch::kFloat)[0][0].item<float>();
+  };
+  EXPECT_EQ(forward(), 4.0f);
+  {
+    torch::NoGradGuard no_grad;
+    weight.data().fill_(2.0);  // behind autograd's back, as one-pass optimizers write
+  }
+  EXPECT_EQ(forward(), 8.0f);
+}
+
+TEST(Autocast, GradientsOfWeightsAreFp32) {
+  const at::Tensor weight = torch::randn({4, 4}, torch::requires_grad());
+  at::Tensor loss;
+  {
+    const Autocast autocast(torch::kCPU, torch::kBFloat16);
+    loss = torch::mm(torch::ones({2, 4}), weight).to(torch::kFloat).sum();
+  }
+  loss.backward();
+  EXPECT_EQ(weight.grad().scalar_type(), torch::kFloat);
+}
+
+TEST(Autocast, RefusesTypesAndDevicesThatItDoesNotHave) {
+  EXPECT_THROW(Autocast(torch::kCPU, torch::kHalf), ConfigError);
+  EXPECT_THROW(Autocast(torch::kCUDA, torch::kFloat), ConfigError);
+  EXPECT_THROW(Autocast(torch::kMeta, torch::kBFloat16), ConfigError);
+  EXPECT_EQ(type_of_a_product(), torch::kFloat);
+}
+
+TEST(ChooseHalfPrecision, AsksTheProcessor) {
+  const HalfPrecision bf16 = choose_half_precision(torch::kCPU, torch::kBFloat16);
+  EXPECT_EQ(bf16.autocast, cpu_computes_bf16() && at::hasMKLDNN());
+  EXPECT_FALSE(choose_half_precision(torch::kCPU, torch::kHalf).autocast);
+  EXPECT_TRUE(choose_half_precision(torch::Device("cuda:0"), torch::kHalf).autocast);
+  EXPECT_NE(bf16.reason.find("bf16"), std::string::npos);
+}
+
+}  // namespace
+}  // namespace headroom

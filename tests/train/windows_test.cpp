@@ -1,0 +1,105 @@
+#include "train/windows.h"
+
+#include <headroom/core/error.h>
+
+#include <gtest/gtest.h>
+
+#include <set>
+
+namespace headroom {
+namespace {
+
+Grouping grouping_of(std::int64_t num_samples, std::int64_t micro_batch, AccumulationSchedule schedule) {
+  Grouping grouping;
+  grouping.num_samples = num_samples;
+  grouping.micro_batch = micro_batch;
+  grouping.schedule = std::move(schedule);
+  grouping.shuffle = false;
+  return grouping;
+}
+
+std::vector<std::size_t> window_sizes(const Grouping& grouping, int count) {
+  WindowWalk walk(grouping);
+  std::vector<std::size_t> sizes;
+  for (int i = 0; i < count; ++i) sizes.push_back(walk.next().size());
+  return sizes;
+}
+
+TEST(Windows, TheLastOneOfAnEpochIsAsLargeAsWhatIsLeft) {
+  const Grouping grouping = grouping_of(21, 4, 2);
+  EXPECT_EQ(grouping.num_windows(0), 3);
+  EXPECT_EQ(window_sizes(grouping, 6), (std::vector<std::size_t>{8, 8, 5, 8, 8, 5}));
+}
+
+TEST(Windows, TheLastOneIsDroppedOnRequest) {
+  Grouping grouping = grouping_of(21, 4, 2);
+  grouping.drop_last = true;
+  EXPECT_EQ(grouping.num_windows(0), 2);
+  EXPECT_EQ(window_sizes(grouping, 4), (std::vector<std::size_t>{8, 8, 8, 8}));
+  grouping.num_samples = 7;
+  EXPECT_THROW(WindowWalk{grouping}, ConfigError);
+}
+
+TEST(Windows, DroppingMayNotLeaveALaterEpochEmpty) {
+  Grouping grouping = grouping_of(21, 4, {{0, 1}, {1, 8}});
+  grouping.drop_last = true;
+  EXPECT_THROW(WindowWalk{grouping}, ConfigError);
+}
+
+TEST(Windows, FollowTheScheduleOfEpochs) {
+  const Grouping grouping = grouping_of(10, 2, {{0, 1}, {1, 2}, {2, 5}});
+  EXPECT_EQ(window_sizes(grouping, 10), (std::vector<std::size_t>{2, 2, 2, 2, 2, 4, 4, 2, 10, 10}));
+  EXPECT_EQ(grouping.num_updates(1), 5);
+  EXPECT_EQ(grouping.num_updates(2), 8);
+  EXPECT_EQ(grouping.num_updates(4), 10);
+}
+
+TEST(Windows, AGlobalBatchDecidesAlone) {
+  Grouping grouping = grouping_of(10, 3, 7);
+  grouping.global_batch = 8;
+  EXPECT_EQ(window_sizes(grouping, 3), (std::vector<std::size_t>{8, 2, 8}));
+  grouping.global_batch = 100;
+  EXPECT_EQ(window_sizes(grouping, 2), (std::vector<std::size_t>{10, 10}));
+}
+
+TEST(Windows, AFractionOfAnEpochIsRoundedUp) {
+  const Grouping grouping = grouping_of(100, 10, 1);
+  EXPECT_EQ(grouping.num_updates(0.5), 5);
+  EXPECT_EQ(grouping.num_updates(0.51), 6);
+  EXPECT_EQ(grouping.num_updates(1.3), 13) << "not 14 by rounding of the fraction";
+  EXPECT_EQ(grouping.num_updates(0.001), 1);
+}
+
+TEST(Windows, AnEpochHoldsEverySampleOnceAndEpochsDiffer) {
+  Grouping grouping = grouping_of(21, 4, 2);
+  grouping.shuffle = true;
+  WindowWalk walk(grouping);
+  std::vector<std::vector<std::int64_t>> epochs;
+  for (int epoch = 0; epoch < 2; ++epoch) {
+    std::vector<std::int64_t> samples;
+    for (int window = 0; window < 3; ++window) {
+      for (const std::int64_t sample : walk.next()) samples.push_back(sample);
+    }
+    EXPECT_EQ(std::set<std::int64_t>(samples.begin(), samples.end()).size(), 21U);
+    EXPECT_EQ(walk.epoch(), epoch);
+    EXPECT_EQ(walk.epochs_done(), epoch + 1.0);
+    epochs.push_back(samples);
+  }
+  EXPECT_NE(epochs[0], epochs[1]);
+}
+
+TEST(Windows, SeekingIsTheSameAsWalking) {
+  Grouping grouping = grouping_of(21, 2, {{0, 2}, {1, 3}, {3, 1}});
+  grouping.shuffle = true;
+  for (std::int64_t start = 0; start < 40; ++start) {
+    WindowWalk walked(grouping);
+    for (std::int64_t i = 0; i < start; ++i) walked.next();
+    WindowWalk sought(grouping);
+    sought.seek(start);
+    EXPECT_EQ(sought.epochs_done(), walked.epochs_done()) << start;
+    for (int i = 0; i < 15; ++i) EXPECT_EQ(sought.next(), walked.next()) << start << " + " << i;
+  }
+}
+
+}  // namespace
+}  // namespace headroom
