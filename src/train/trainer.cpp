@@ -17,6 +17,7 @@
 #include <headroom/optim/factory.h>
 #include <headroom/optim/schedule.h>
 #include <headroom/report/progress.h>
+#include <headroom/report/tensorboard.h>
 #include <headroom/train/run_plan.h>
 
 #include "train/snapshot.h"
@@ -340,7 +341,7 @@ struct Trainer::State {
 
   RunPlanRequest planning_request() const;
   std::vector<Remedy> remedies() const;
-  void log_metrics(JsonLines& metrics, const Update& update, double epochs, double learning_rate, double seconds) const;
+  void log_metrics(JsonLines& metrics, TensorBoardWriter& board, const Update& update, double epochs, double learning_rate, double seconds) const;
   TrainResults results(double runtime, std::int64_t num_samples, std::int64_t first_step, double epochs, const std::vector<double>& step_seconds) const;
 };
 
@@ -480,6 +481,7 @@ TrainResults Trainer::train() {
   }
 
   JsonLines metrics(arguments.report_to == "none" ? "" : arguments.output_dir + "/metrics.jsonl", state.position.global_step);
+  TensorBoardWriter board(arguments.report_to == "tensorboard" ? arguments.output_dir : "");
   Progress progress(!arguments.disable_tqdm && !arguments.json);
   state.chain.train(true);
   meter.reset_peak();
@@ -495,6 +497,8 @@ TrainResults Trainer::train() {
     Json line = Json::object();
     line.set("step", state.position.global_step).set("epoch", walk.epochs_done()).set("eval_loss", last_eval->loss).set("eval_accuracy", last_eval->accuracy);
     metrics.write(line);
+    board.add_scalar("eval/loss", last_eval->loss, state.position.global_step);
+    board.add_scalar("eval/accuracy", last_eval->accuracy, state.position.global_step);
     progress.finish();
     if (!arguments.json) {
       log_info(fmt::format("epoch {:.2f}: eval loss {:.4f}, accuracy {:.2f}%", walk.epochs_done(), last_eval->loss, 100 * last_eval->accuracy));
@@ -522,7 +526,7 @@ TrainResults Trainer::train() {
                         meter.live_bytes(), meter.peak_bytes()};
     progress.update(shown);
     if (step % arguments.logging_steps == 0 || step == total_updates) {
-      state.log_metrics(metrics, update, walk.epochs_done(), learning_rate, seconds);
+      state.log_metrics(metrics, board, update, walk.epochs_done(), learning_rate, seconds);
       progress.log(shown);
     }
     const bool epoch_ends = walk.epochs_done() == std::floor(walk.epochs_done());
@@ -562,7 +566,7 @@ void Trainer::State::finish_timeline() {
   write_file_atomically(arguments.output_dir + "/plan.json", to_json(plan).set("timeline", points).dump() + "\n");
 }
 
-void Trainer::State::log_metrics(JsonLines& metrics, const Update& update, double epochs, double learning_rate, double seconds) const {
+void Trainer::State::log_metrics(JsonLines& metrics, TensorBoardWriter& board, const Update& update, double epochs, double learning_rate, double seconds) const {
   const MemoryMeter& meter = MemoryMeter::instance();
   Json line = Json::object();
   line.set("step", position.global_step)
@@ -576,6 +580,11 @@ void Trainer::State::log_metrics(JsonLines& metrics, const Update& update, doubl
       .set("peak_bytes", meter.peak_bytes())
       .set("skipped_updates", position.num_skipped_updates);
   metrics.write(line);
+  board.add_scalar("train/loss", update.loss, position.global_step);
+  board.add_scalar("train/grad_norm", update.grad_norm, position.global_step);
+  board.add_scalar("train/learning_rate", learning_rate, position.global_step);
+  board.add_scalar("train/samples_per_second", static_cast<double>(update.num_samples) / std::max(seconds, 1e-9), position.global_step);
+  board.add_scalar("memory/peak_bytes", static_cast<double>(meter.peak_bytes()), position.global_step);
 }
 
 TrainResults Trainer::State::results(double runtime, std::int64_t num_samples, std::int64_t first_step, double epochs,
