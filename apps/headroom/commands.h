@@ -38,8 +38,8 @@ class ArgumentFlags {
 struct Task {
   ZooModel model;
   std::shared_ptr<const Dataset> train_data;
-  std::shared_ptr<const Dataset> eval_data;       ///< null where there is none
-  std::shared_ptr<const Tokenizer> tokenizer;     ///< of text; null for other data
+  std::shared_ptr<const Dataset> eval_data;    ///< null where there is none
+  std::shared_ptr<const Tokenizer> tokenizer;  ///< of text; null for other data
 };
 Task make_task(const TrainingArguments& arguments);
 

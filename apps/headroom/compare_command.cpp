@@ -9,8 +9,8 @@
 #include <headroom/report/table.h>
 #include <headroom/train/trainer.h>
 
-#include <CLI/CLI.hpp>
 #include <fmt/format.h>
+#include <CLI/CLI.hpp>
 
 #include <algorithm>
 #include <optional>
@@ -36,7 +36,8 @@ std::vector<Variant> make_variants(const TrainingArguments& given) {
   const std::int64_t global = given.global_batch_size > 0 ? given.global_batch_size : given.fixed_micro_batch() * steps;
   const bool split_is_given = given.per_device_train_batch_size > 0 && given.per_device_train_batch_size < global;
   const std::int64_t micro = split_is_given ? given.per_device_train_batch_size : std::max<std::int64_t>(1, global / 4);
-  const std::string policy = given.gradient_checkpointing.empty() || given.gradient_checkpointing == "optimal" ? "sqrt" : given.gradient_checkpointing;
+  const std::string policy =
+      given.gradient_checkpointing.empty() || given.gradient_checkpointing == "optimal" ? "sqrt" : given.gradient_checkpointing;
 
   TrainingArguments plain = given;
   plain.global_batch_size = 0;
@@ -53,7 +54,8 @@ std::vector<Variant> make_variants(const TrainingArguments& given) {
   TrainingArguments both = accumulation;
   both.gradient_checkpointing = policy;
 
-  std::vector<Variant> variants = {{"plain", plain}, {"+ accumulation", accumulation}, {"+ checkpointing", checkpointing}, {"+ both", both}};
+  std::vector<Variant> variants = {
+      {"plain", plain}, {"+ accumulation", accumulation}, {"+ checkpointing", checkpointing}, {"+ both", both}};
   if (given.memory_budget_bytes > 0) {
     TrainingArguments planned = plain;
     planned.global_batch_size = global;
@@ -94,11 +96,14 @@ Table make_table(const std::vector<Outcome>& outcomes) {
     }
     const TrainResults& r = *outcome.results;
     const bool first = &outcome == &outcomes.front();
-    const auto with_ratio = [&](const std::string& text, double value, double of) { return first ? text : text + " (" + ratio(value, of) + ")"; };
+    const auto with_ratio = [&](const std::string& text, double value, double of) {
+      return first ? text : text + " (" + ratio(value, of) + ")";
+    };
     table.add_row({outcome.name, fmt::format("{} x {}", r.micro_batch_size, r.gradient_accumulation_steps),
                    with_ratio(fmt::format("{:.1f} s", r.train_runtime), r.train_runtime, base.train_runtime),
                    fmt::format("{:.0f}", r.train_samples_per_second),
-                   with_ratio(format_bytes(r.peak_memory_bytes), static_cast<double>(r.peak_memory_bytes), static_cast<double>(base.peak_memory_bytes)),
+                   with_ratio(format_bytes(r.peak_memory_bytes), static_cast<double>(r.peak_memory_bytes),
+                              static_cast<double>(base.peak_memory_bytes)),
                    with_ratio(format_bytes(r.peak_activation_bytes), static_cast<double>(r.peak_activation_bytes),
                               static_cast<double>(base.peak_activation_bytes)),
                    fmt::format("{:.4f}", r.final_loss), r.eval ? fmt::format("{:.2f}%", 100 * r.eval->accuracy) : "-"});
@@ -109,7 +114,8 @@ Table make_table(const std::vector<Outcome>& outcomes) {
 }  // namespace
 
 Command add_compare_command(CLI::App& app) {
-  CLI::App* command = app.add_subcommand("compare", "train plain, with accumulation, with checkpointing, with both and planned; print before and after");
+  CLI::App* command =
+      app.add_subcommand("compare", "train plain, with accumulation, with checkpointing, with both and planned; print before and after");
   auto flags = std::make_shared<ArgumentFlags>(*command);
   return [flags] {
     const TrainingArguments arguments = flags->arguments();

@@ -8,9 +8,9 @@
 #include <headroom/report/json.h>
 #include <headroom/report/table.h>
 
-#include <CLI/CLI.hpp>
 #include <fmt/format.h>
 #include <torch/types.h>
+#include <CLI/CLI.hpp>
 
 #include <numeric>
 
@@ -35,7 +35,8 @@ std::vector<std::vector<std::int64_t>> parameter_shapes(const Chain& chain) {
 }  // namespace
 
 Command add_estimate_command(CLI::App& app) {
-  CLI::App* command = app.add_subcommand("estimate", "bytes of weights, gradients and each optimizer's state of a model (\"will it fit?\")");
+  CLI::App* command =
+      app.add_subcommand("estimate", "bytes of weights, gradients and each optimizer's state of a model (\"will it fit?\")");
   auto flags = std::make_shared<EstimateFlags>();
   command->add_option("--model", flags->model, "a model of the zoo")->capture_default_str();
   command->add_option("--model_config", flags->model_config, "sizes of the model as k=v,...");
@@ -53,8 +54,9 @@ Command add_estimate_command(CLI::App& app) {
       config.name = name;
       const std::int64_t state = optimizer_state_bytes(config, shapes);
       const std::int64_t total = 2 * weights + state;
-      table.add_row({name, format_bytes(state), format_bytes(total),
-                     budget == 0 ? "-" : (total < budget ? format_bytes(budget - total) : fmt::format("short of {}", format_bytes(total - budget)))});
+      table.add_row(
+          {name, format_bytes(state), format_bytes(total),
+           budget == 0 ? "-" : (total < budget ? format_bytes(budget - total) : fmt::format("short of {}", format_bytes(total - budget)))});
       Json row = Json::object();
       row.set("optim", name).set("state_bytes", state).set("total_bytes", total);
       if (budget > 0) row.set("fits", total < budget).set("left_bytes", budget - total);

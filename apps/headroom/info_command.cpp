@@ -3,8 +3,8 @@
 #include <headroom/core/runtime.h>
 #include <headroom/report/json.h>
 
-#include <CLI/CLI.hpp>
 #include <fmt/format.h>
+#include <CLI/CLI.hpp>
 
 namespace headroom {
 
@@ -30,8 +30,9 @@ Command add_info_command(CLI::App& app) {
           .set("warnings", warnings);
       fmt::print("{}\n", object.dump());
     } else {
-      fmt::print("headroom   {}\nLibTorch   {}\nBLAS       {}\nthreads    {} of {} cores\nCPU        {}\nCUDA       {}\n", info.headroom_version,
-                 info.libtorch_version, info.blas, info.num_threads, info.num_cores, info.cpu_features, info.has_cuda ? "yes" : "no");
+      fmt::print("headroom   {}\nLibTorch   {}\nBLAS       {}\nthreads    {} of {} cores\nCPU        {}\nCUDA       {}\n",
+                 info.headroom_version, info.libtorch_version, info.blas, info.num_threads, info.num_cores, info.cpu_features,
+                 info.has_cuda ? "yes" : "no");
       for (const std::string& warning : info.warnings) fmt::print("warning: {}\n", warning);
     }
     return 0;

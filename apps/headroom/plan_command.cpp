@@ -6,8 +6,8 @@
 #include <headroom/train/run_plan.h>
 #include <headroom/train/trainer.h>
 
-#include <CLI/CLI.hpp>
 #include <fmt/format.h>
+#include <CLI/CLI.hpp>
 
 namespace headroom {
 namespace {
@@ -30,7 +30,8 @@ Command add_plan_command(CLI::App& app) {
   command->add_option("--policy", chain->policy, "with --chain: optimal, none, every, segments=K, sqrt, log or revolve=C")
       ->capture_default_str()
       ->needs(chain_option);
-  CLI::Option* frontier = command->add_flag("--frontier", chain->frontier, "with --chain: the whole memory/time curve")->needs(chain_option);
+  CLI::Option* frontier =
+      command->add_flag("--frontier", chain->frontier, "with --chain: the whole memory/time curve")->needs(chain_option);
   command->add_flag("--csv", chain->csv, "with --frontier: as CSV")->needs(frontier);
   CLI::Option* budget = command->get_option("--memory_budget");
   CLI::Option* json = command->get_option("--json");

@@ -24,14 +24,16 @@ std::unique_ptr<Dataset> synthetic(const ModelInput& input, std::uint64_t seed) 
 
 void open_images(const std::string& folder, const ModelInput& input, const std::string& model, Task& task) {
   if (input.kind != ModelInput::Kind::kImages) {
-    throw ConfigError(fmt::format("--model {} reads tokens, but '{}' holds images; give a text file, a .bin of tokens or synthetic", model, folder));
+    throw ConfigError(
+        fmt::format("--model {} reads tokens, but '{}' holds images; give a text file, a .bin of tokens or synthetic", model, folder));
   }
   task.train_data = open_idx_images(folder, true, input.num_classes);
   task.eval_data = open_idx_images(folder, false, input.num_classes);
   const auto image = task.train_data->load({0}).inputs.at(0);
   if (image.size(1) != input.channels || image.size(2) != input.rows || image.size(3) != input.columns) {
-    throw DataError(fmt::format("--model {} reads images of {}x{}x{}, but '{}' holds {}x{}x{}; set channels, rows and columns in --model_config",
-                                  model, input.channels, input.rows, input.columns, folder, image.size(1), image.size(2), image.size(3)));
+    throw DataError(
+        fmt::format("--model {} reads images of {}x{}x{}, but '{}' holds {}x{}x{}; set channels, rows and columns in --model_config", model,
+                    input.channels, input.rows, input.columns, folder, image.size(1), image.size(2), image.size(3)));
   }
 }
 
@@ -43,8 +45,8 @@ bool ends_with(const std::string& text, const std::string& end) {
 void open_tokens(const TrainingArguments& arguments, Task& task) {
   const ModelInput& input = task.model.input;
   if (input.kind != ModelInput::Kind::kTokens) {
-    throw ConfigError(fmt::format("--model {} reads images, but '{}' is a file of text or tokens; give an IDX folder or synthetic", arguments.model,
-                                  arguments.dataset));
+    throw ConfigError(fmt::format("--model {} reads images, but '{}' is a file of text or tokens; give an IDX folder or synthetic",
+                                  arguments.model, arguments.dataset));
   }
   Tokens tokens;
   if (ends_with(arguments.dataset, ".bin")) {
@@ -93,7 +95,8 @@ Task make_task(const TrainingArguments& arguments) {
     const OwnerScope owner(Owner::kWeights);
     task.model = make_model(arguments.model, arguments.model_config);
   } catch (const OutOfBudget& error) {
-    throw BudgetError(fmt::format("--memory_budget does not even hold the weights of {}: {}", arguments.model, error.what_without_backtrace()));
+    throw BudgetError(
+        fmt::format("--memory_budget does not even hold the weights of {}: {}", arguments.model, error.what_without_backtrace()));
   }
   open_data(arguments, task);
   return task;

@@ -7,8 +7,8 @@
 #include <headroom/model/gpt.h>
 #include <headroom/train/trainer.h>
 
-#include <CLI/CLI.hpp>
 #include <fmt/format.h>
+#include <CLI/CLI.hpp>
 
 #include <csignal>
 
@@ -18,8 +18,8 @@ namespace {
 void stop_at_signal(int /*signal*/) { Trainer::request_stop(); }
 
 void print_results(const TrainResults& results) {
-  fmt::print("updates           {} ({:.2f} epochs) in {:.1f} s: {:.0f} samples/s\n", results.global_step, results.epoch, results.train_runtime,
-             results.train_samples_per_second);
+  fmt::print("updates           {} ({:.2f} epochs) in {:.1f} s: {:.0f} samples/s\n", results.global_step, results.epoch,
+             results.train_runtime, results.train_samples_per_second);
   fmt::print("micro-batches     {} x {} samples\n", results.gradient_accumulation_steps, results.micro_batch_size);
   fmt::print("loss              {:.4f} (last global batch), {:.4f} (mean)\n", results.final_loss, results.train_loss);
   if (results.eval) fmt::print("evaluation        loss {:.4f}, accuracy {:.2f}%\n", results.eval->loss, 100 * results.eval->accuracy);

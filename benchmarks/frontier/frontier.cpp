@@ -124,7 +124,8 @@ std::string picture(const std::vector<Entry>& entries) {
       kWidth, kHeight, kLeft, kTop, kHeight - kBottom, kWidth - kRight, kWidth / 2, kHeight - 12, kHeight / 2, kHeight / 2);
   for (int i = 0; i <= 5; ++i) {
     const double bytes = most_bytes * i / 5, seconds = most_seconds * i / 5;
-    svg += fmt::format("<text x=\"{:.0f}\" y=\"{:.0f}\" text-anchor=\"middle\">{:.0f}</text>\n", x_of(bytes), kHeight - kBottom + 18, bytes / (1 << 20));
+    svg += fmt::format("<text x=\"{:.0f}\" y=\"{:.0f}\" text-anchor=\"middle\">{:.0f}</text>\n", x_of(bytes), kHeight - kBottom + 18,
+                       bytes / (1 << 20));
     svg += fmt::format("<text x=\"{:.0f}\" y=\"{:.0f}\" text-anchor=\"end\">{:.1f}</text>\n", kLeft - 8, y_of(seconds) + 4, seconds);
   }
   std::string line;
@@ -160,7 +161,8 @@ int main(int argc, char** argv) {
   const std::int64_t floor = solver.smallest_budget_bytes(), ample = solver.ample_budget_bytes();
   for (int i = 0; i < kNumBudgets; ++i) {
     const std::int64_t budget = floor + (ample - floor) * i / (kNumBudgets - 1);
-    entries.push_back(planned(fmt::format("planned {}", format_bytes(static_bytes + budget)), "planned", solver.plan(budget), static_bytes));
+    entries.push_back(
+        planned(fmt::format("planned {}", format_bytes(static_bytes + budget)), "planned", solver.plan(budget), static_bytes));
   }
   for (const char* policy : {"none", "every", "segments=2", "sqrt", "log"}) {
     entries.push_back(planned(policy, "policy", plan_of_policy(profile->appearing, parse_policy(policy)), static_bytes));
@@ -169,10 +171,10 @@ int main(int argc, char** argv) {
     Entry entry;
     entry.name = name;
     entry.group = "PyTorch";
-    entry.pytorch = std::make_unique<PyTorchProcess>(
-        fmt::format("{} {} {} {} {} {} {} {}", config.n_layer, config.n_head, config.n_embd, config.block_size, config.vocab_size, kBatch,
-                    at::get_num_threads(), checkpoint),
-        false);
+    entry.pytorch =
+        std::make_unique<PyTorchProcess>(fmt::format("{} {} {} {} {} {} {} {}", config.n_layer, config.n_head, config.n_embd,
+                                                     config.block_size, config.vocab_size, kBatch, at::get_num_threads(), checkpoint),
+                                         false);
     return entry;
   };
   entries.push_back(pytorch("PyTorch", 0));
@@ -186,7 +188,8 @@ int main(int argc, char** argv) {
   for (const double share : {1.0, 0.5}) {
     const double total = their_static + share * (checkpointed.peak_bytes - their_static);
     const auto budget = static_cast<std::int64_t>(total) - static_bytes;
-    same.push_back(planned(fmt::format("planned in {:.0f}% of its activations", 100 * share), "same", solver.plan(std::max(budget, floor)), static_bytes));
+    same.push_back(planned(fmt::format("planned in {:.0f}% of its activations", 100 * share), "same", solver.plan(std::max(budget, floor)),
+                           static_bytes));
   }
   same.push_back(pytorch("PyTorch, every block checkpointed", 1));
   measure(ours, same, rounds);

@@ -19,19 +19,19 @@ constexpr double kKilo = 1000.0;
 constexpr double kKibi = 1024.0;
 
 const std::array<std::pair<const char*, double>, 14> kUnits = {{{"", 1},
-                                                               {"b", 1},
-                                                               {"k", kKibi},
-                                                               {"m", kKibi* kKibi},
-                                                               {"g", kKibi* kKibi* kKibi},
-                                                               {"t", kKibi* kKibi* kKibi* kKibi},
-                                                               {"kb", kKilo},
-                                                               {"mb", kKilo* kKilo},
-                                                               {"gb", kKilo* kKilo* kKilo},
-                                                               {"tb", kKilo* kKilo* kKilo* kKilo},
-                                                               {"kib", kKibi},
-                                                               {"mib", kKibi* kKibi},
-                                                               {"gib", kKibi* kKibi* kKibi},
-                                                               {"tib", kKibi* kKibi* kKibi* kKibi}}};
+                                                                {"b", 1},
+                                                                {"k", kKibi},
+                                                                {"m", kKibi* kKibi},
+                                                                {"g", kKibi* kKibi* kKibi},
+                                                                {"t", kKibi* kKibi* kKibi* kKibi},
+                                                                {"kb", kKilo},
+                                                                {"mb", kKilo* kKilo},
+                                                                {"gb", kKilo* kKilo* kKilo},
+                                                                {"tb", kKilo* kKilo* kKilo* kKilo},
+                                                                {"kib", kKibi},
+                                                                {"mib", kKibi* kKibi},
+                                                                {"gib", kKibi* kKibi* kKibi},
+                                                                {"tib", kKibi* kKibi* kKibi* kKibi}}};
 
 [[noreturn]] void reject(std::string_view text, const char* why) {
   throw ConfigError(fmt::format("'{}' is not a number of bytes: {} (write e.g. 512MiB, 1.5GB or 4096)", text, why));
@@ -59,7 +59,8 @@ std::int64_t parse_bytes(std::string_view text) {
   // Whole bytes are read as integers, so that sizes above 2^53 stay exact.
   std::int64_t whole = 0;
   const char* end = digits.data() + digits.size();
-  if (const auto [stop, error] = std::from_chars(digits.data(), end, whole); found->second == 1 && stop == end && error == std::errc()) return whole;
+  if (const auto [stop, error] = std::from_chars(digits.data(), end, whole); found->second == 1 && stop == end && error == std::errc())
+    return whole;
 
   double value = 0;
   const auto [stop, error] = std::from_chars(digits.data(), end, value);

@@ -1,7 +1,7 @@
 #include <headroom/core/random.h>
 
-#include <ATen/CPUGeneratorImpl.h>
 #include <ATen/Context.h>
+#include <ATen/CPUGeneratorImpl.h>
 
 #include <mutex>
 #include <utility>

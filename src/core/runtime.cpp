@@ -88,8 +88,9 @@ RuntimeInfo runtime_info() {
         "the BLAS in use is {}, not OpenBLAS with OpenMP: a step can be 2-3x slower; install libopenblas0-openmp and rebuild", info.blas));
   }
   if (info.num_threads > info.num_cores) {
-    info.warnings.push_back(fmt::format("{} threads on {} cores: threads will wait for each other; set OMP_NUM_THREADS or --num_threads to {}",
-                                        info.num_threads, info.num_cores, info.num_cores));
+    info.warnings.push_back(
+        fmt::format("{} threads on {} cores: threads will wait for each other; set OMP_NUM_THREADS or --num_threads to {}",
+                    info.num_threads, info.num_cores, info.num_cores));
   }
   return info;
 }

@@ -195,7 +195,7 @@ class ChainProfiler {
     const bool first = index == 0;
     const bool last = index + 1 == chain_.size();
     Tensors outputs;
-    Tensors shapes;  // of the outputs, without memory
+    Tensors shapes;                     // of the outputs, without memory
     outputs = run_once(index, inputs);  // the first run of a shape pays for setting up kernels, which is no part of a step
     Measured forward;
     repeat([&] {
@@ -266,8 +266,10 @@ class ChainProfiler {
 
     Tensors gradient;
     for (const at::Tensor& shape : shapes) {
-      gradient.push_back(shape.defined() && shape.is_floating_point() ? torch::full(shape.sizes(), 1e-3, shape.options().dtype(gradient_type(shape)).device(micro_.inputs.at(0).device()))
-                                                   : at::Tensor());
+      gradient.push_back(
+          shape.defined() && shape.is_floating_point()
+              ? torch::full(shape.sizes(), 1e-3, shape.options().dtype(gradient_type(shape)).device(micro_.inputs.at(0).device()))
+              : at::Tensor());
     }
     const std::int64_t seed_bytes = bytes_of(gradient);
     Tensors input_gradient;

@@ -72,7 +72,8 @@ KeptStage forward_keeping(const StageCall& call, const Tensors& inputs, int opti
   const Tensors outputs = call.stage.forward(values, call.micro, call.half ? call.stage.half_option() : option);
   values.clear();
   for (const at::Tensor& output : outputs) {
-    kept.roots.push_back(output.defined() && output.requires_grad() ? torch::autograd::impl::gradient_edge(output) : torch::autograd::Edge());
+    kept.roots.push_back(output.defined() && output.requires_grad() ? torch::autograd::impl::gradient_edge(output)
+                                                                    : torch::autograd::Edge());
   }
   kept.outputs = encode(call, outputs);
   return kept;

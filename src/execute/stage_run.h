@@ -41,11 +41,12 @@ struct StageCall {
   std::optional<at::ScalarType> half;
 };
 
-/// A stage between its forward and its backward. Holds the graph by its edges, so that it keeps no tensor alive that backward does not need.
+/// A stage between its forward and its backward. Holds the graph by its edges, so that it keeps no tensor alive that backward does not
+/// need.
 struct KeptStage {
-  Tensors outputs;  ///< without graph, as the next stage reads them
-  torch::autograd::edge_list roots;                   ///< where the gradients of the outputs enter; no function: not differentiable
-  std::vector<std::shared_ptr<GradientTap>> taps;     ///< where the gradients of the inputs come out; null: none is wanted
+  Tensors outputs;                                 ///< without graph, as the next stage reads them
+  torch::autograd::edge_list roots;                ///< where the gradients of the outputs enter; no function: not differentiable
+  std::vector<std::shared_ptr<GradientTap>> taps;  ///< where the gradients of the inputs come out; null: none is wanted
 };
 
 /// Runs forward and keeps nothing but what it returns.

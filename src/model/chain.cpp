@@ -77,8 +77,8 @@ Chain Chain::from_sequential(const std::shared_ptr<torch::nn::SequentialImpl>& s
         return results;
       };
     }
-    chain.add(std::make_shared<FunctionStage>(children[index].key(), module, std::move(forward),
-                                              is_last ? std::string() : describe(*module)));
+    chain.add(
+        std::make_shared<FunctionStage>(children[index].key(), module, std::move(forward), is_last ? std::string() : describe(*module)));
   }
   return chain;
 }

@@ -81,7 +81,7 @@ nn::Conv2d convolution(std::int64_t in, std::int64_t out, std::int64_t kernel, s
 // A spatial convolution and a 1x1 convolution, each with BatchNorm and ReLU.
 Layers nin_block(std::int64_t in, std::int64_t out, std::int64_t stride) {
   return Layers(convolution(in, out, 3, stride, false), nn::BatchNorm2d(out), nn::ReLU(), convolution(out, out, 1, 1, false),
-                        nn::BatchNorm2d(out), nn::ReLU());
+                nn::BatchNorm2d(out), nn::ReLU());
 }
 
 Layers pooled_classifier(std::int64_t width, std::int64_t num_classes) {

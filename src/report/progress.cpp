@@ -20,7 +20,8 @@ using Clock = std::chrono::steady_clock;
 
 std::string clock_text(double seconds) {
   const auto whole = static_cast<std::int64_t>(std::max(0.0, seconds));
-  return whole >= 3600 ? fmt::format("{}:{:02}:{:02}", whole / 3600, whole / 60 % 60, whole % 60) : fmt::format("{}:{:02}", whole / 60, whole % 60);
+  return whole >= 3600 ? fmt::format("{}:{:02}:{:02}", whole / 3600, whole / 60 % 60, whole % 60)
+                       : fmt::format("{}:{:02}", whole / 60, whole % 60);
 }
 
 std::string bar(double share) {
@@ -51,8 +52,8 @@ std::string Progress::line(const ProgressState& state) const {
   const std::int64_t done = state.step - first_step_;
   const double left = done > 0 ? elapsed / static_cast<double>(done) * static_cast<double>(state.total_steps - state.step) : 0.0;
   return fmt::format("epoch {:.2f}  step {}/{}  loss {:.4f}  {:.0f} samples/s  memory {} (peak {})  left {}", state.epoch, state.step,
-                     state.total_steps, state.loss, state.samples_per_second, format_bytes(state.live_bytes), format_bytes(state.peak_bytes),
-                     clock_text(left));
+                     state.total_steps, state.loss, state.samples_per_second, format_bytes(state.live_bytes),
+                     format_bytes(state.peak_bytes), clock_text(left));
 }
 
 void Progress::update(const ProgressState& state) {

@@ -75,8 +75,8 @@ class RunPlanner {
   }
 
   PlanRequest search_request(std::int64_t budget_bytes) const {
-    const auto update_ns = static_cast<std::int64_t>(
-        static_cast<double>(3 * gradient_bytes_ + 2 * request_.optimizer_bytes) / kUpdateBytesPerNs);
+    const auto update_ns =
+        static_cast<std::int64_t>(static_cast<double>(3 * gradient_bytes_ + 2 * request_.optimizer_bytes) / kUpdateBytesPerNs);
     PlanRequest search;
     search.budget_bytes = budget_bytes;
     search.num_samples = request_.global_batch;
@@ -142,8 +142,7 @@ class RunPlanner {
   [[noreturn]] void fail_to_measure(std::int64_t size) const {
     const std::int64_t cap = MemoryMeter::instance().cap();
     throw BudgetError(fmt::format("budget {} does not hold the weights ({}) and one stage at a micro-batch of {}; raise --memory_budget{}",
-                                  format_bytes(cap), format_bytes(resident_bytes_), size,
-                                  size > 1 ? " or use a smaller micro-batch" : ""));
+                                  format_bytes(cap), format_bytes(resident_bytes_), size, size > 1 ? " or use a smaller micro-batch" : ""));
   }
 
   // A fixed policy, or keeping everything, at a fixed size: as fast and as large as it is.
@@ -168,9 +167,10 @@ class RunPlanner {
     found.peaks.update_bytes = choice.bytes.weights + choice.bytes.optimizer + gradient_bytes_;
     found.peak_bytes = std::max({found.peaks.forward_bytes, found.peaks.backward_bytes, found.peaks.update_bytes});
     if (request_.budget_bytes > 0 && found.peak_bytes > request_.budget_bytes) {
-      throw BudgetError(fmt::format("--gradient_checkpointing {} at a micro-batch of {} needs {}, more than the budget of {}; use a smaller "
-                                    "micro-batch, or --gradient_checkpointing optimal",
-                                    request_.policy, size, format_bytes(found.peak_bytes), format_bytes(request_.budget_bytes)));
+      throw BudgetError(
+          fmt::format("--gradient_checkpointing {} at a micro-batch of {} needs {}, more than the budget of {}; use a smaller "
+                      "micro-batch, or --gradient_checkpointing optimal",
+                      request_.policy, size, format_bytes(found.peak_bytes), format_bytes(request_.budget_bytes)));
     }
     return describe(found);
   }

@@ -113,9 +113,11 @@ std::string to_text(const RunPlan& plan) {
                       plan.budget_bytes > 0 ? fmt::format(" of {}", format_bytes(plan.budget_bytes)) : "", plan.predicted_step_seconds);
   if (plan.update_in_backward) text += "parameters are updated inside backward, and each gradient is freed at once\n";
   std::string owners;
-  for (const auto& [owner, bytes] : plan.bytes_by_owner) owners += fmt::format("{}{} {}", owners.empty() ? "" : ", ", owner, format_bytes(bytes));
+  for (const auto& [owner, bytes] : plan.bytes_by_owner)
+    owners += fmt::format("{}{} {}", owners.empty() ? "" : ", ", owner, format_bytes(bytes));
   std::string phases;
-  for (const auto& [phase, bytes] : plan.peak_by_phase) phases += fmt::format("{}{} {}", phases.empty() ? "" : ", ", phase, format_bytes(bytes));
+  for (const auto& [phase, bytes] : plan.peak_by_phase)
+    phases += fmt::format("{}{} {}", phases.empty() ? "" : ", ", phase, format_bytes(bytes));
   text += fmt::format("by owner:  {}\nby phase:  {}\n", owners, phases);
 
   Table table({"stage", "decision", "kept", "extra time"});

@@ -72,7 +72,8 @@ std::vector<std::pair<std::string, at::Tensor>> weights_of(const Chain& chain) {
   return tensors;
 }
 
-void write_archives(const fs::path& folder, const Chain& chain, const torch::optim::Optimizer& optimizer, const TrainingPosition& position) {
+void write_archives(const fs::path& folder, const Chain& chain, const torch::optim::Optimizer& optimizer,
+                    const TrainingPosition& position) {
   torch::serialize::OutputArchive weights;
   std::size_t index = 0;
   for (const auto& [name, tensor] : weights_of(chain)) weights.write(fmt::format("t{}", index++), tensor.detach(), /*is_buffer=*/true);
@@ -146,7 +147,8 @@ TrainingPosition read_position(const fs::path& folder, torch::serialize::InputAr
   return position;
 }
 
-void check_settings(const fs::path& folder, const std::map<std::string, std::string>& saved, const std::map<std::string, std::string>& now) {
+void check_settings(const fs::path& folder, const std::map<std::string, std::string>& saved,
+                    const std::map<std::string, std::string>& now) {
   for (const auto& [key, value] : now) {
     const auto found = saved.find(key);
     const std::string before = found == saved.end() ? "(absent)" : found->second;

@@ -32,7 +32,8 @@ std::string save_snapshot(const std::string& output_dir, const Chain& chain, con
 TrainingPosition load_snapshot(const std::string& folder, const Chain& chain, torch::optim::Optimizer& optimizer,
                                const std::map<std::string, std::string>& settings);
 
-/// The micro-batch that a snapshot was made with, so that a resumed run can split in the same way. Checks the snapshot as load_snapshot does.
+/// The micro-batch that a snapshot was made with, so that a resumed run can split in the same way. Checks the snapshot as load_snapshot
+/// does.
 std::int64_t snapshot_micro_batch(const std::string& folder, const std::map<std::string, std::string>& settings);
 
 /// The newest whole snapshot of an output folder. Throws SnapshotError when there is none.

@@ -1,27 +1,12 @@
 #include <headroom/train/trainer.h>
 
-#include <headroom/config/accumulation_schedule.h>
-#include <headroom/core/bytes.h>
 #include <headroom/core/error.h>
 #include <headroom/core/hash.h>
 #include <headroom/core/log.h>
-#include <headroom/core/random.h>
-#include <headroom/core/version.h>
-#include <headroom/data/loader.h>
 #include <headroom/data/split.h>
 #include <headroom/execute/accumulator.h>
-#include <headroom/execute/executor.h>
-#include <headroom/execute/optimizer_in_backward.h>
-#include <headroom/memory/meter.h>
-#include <headroom/optim/clip.h>
-#include <headroom/optim/factory.h>
-#include <headroom/optim/schedule.h>
-#include <headroom/report/progress.h>
-#include <headroom/report/tensorboard.h>
-#include <headroom/train/run_plan.h>
 
-#include "train/snapshot.h"
-#include "train/windows.h"
+#include "train/trainer_state.h"
 
 #include <fmt/format.h>
 #include <torch/torch.h>
@@ -60,292 +45,16 @@ void make_output_folder(const std::string& folder) {
   std::filesystem::remove(probe, error);
 }
 
-// What one update came to.
-struct Update {
-  double loss = 0.0;  // of the global batch
-  double grad_norm = 0.0;
-  std::int64_t num_samples = 0;
-  bool applied = false;
-};
+void warn_about_batch_norms(const Chain& chain) {
+  for (std::size_t i = 0; i < chain.size(); ++i) {
+    if (const auto module = chain.stage(i).module()) warn_about_batch_norm(*module, chain.stage(i).name());
+  }
+}
 
 }  // namespace
 
-struct Trainer::State {
-  TrainingArguments arguments;
-  Chain chain;
-  std::shared_ptr<const Dataset> train_data;
-  std::shared_ptr<const Dataset> eval_data;
-
-  std::vector<std::pair<std::string, at::Tensor>> named_parameters;
-  std::vector<at::Tensor> buffers;
-  std::unique_ptr<LeanOptimizer> optimizer;
-  std::unique_ptr<OptimizerInBackward> in_backward;  // only where the plan updates there
-  std::unique_ptr<Executor> executor;
-  std::unique_ptr<MicroBatchLoader> loader;
-  RunPlan plan;
-  TrainingPosition position;
-  MicroResult work;  // summed over the run
-  std::int64_t num_recoveries = 0;
-  std::int64_t num_recoveries_here = 0;  // at the update in progress
-  bool interrupted = false;
-
-  MicroBatch load(c10::ArrayRef<std::int64_t> indices) const {
-    const OwnerScope owner(Owner::kInputs);
-    return train_data->load(indices);
-  }
-
-  std::int64_t window_batch() const {
-    if (arguments.global_batch_size > 0) return arguments.global_batch_size;
-    return arguments.fixed_micro_batch() * AccumulationSchedule::parse(arguments.gradient_accumulation_steps).steps_at(0);
-  }
-
-  Grouping grouping() const {
-    Grouping grouping;
-    grouping.num_samples = train_data->size();
-    // Without a global batch, the micro-batch and the schedule that the user gave make the window, however the plan splits it.
-    grouping.micro_batch = arguments.global_batch_size > 0 ? plan.micro_batch : arguments.fixed_micro_batch();
-    grouping.global_batch = arguments.global_batch_size;
-    grouping.schedule = AccumulationSchedule::parse(arguments.gradient_accumulation_steps);
-    grouping.drop_last = arguments.dataloader_drop_last;
-    grouping.shuffle = arguments.shuffle;
-    grouping.seed = arguments.order_seed();
-    return grouping;
-  }
-
-  // On this device products in half precision do not pay, so that half precision means: keep in it, compute in fp32.
-  std::optional<at::ScalarType> keep_in_half() const {
-    if (!arguments.fp16 && !arguments.bf16) return std::nullopt;
-    return arguments.fp16 ? at::kHalf : at::kBFloat16;
-  }
-
-  double base_learning_rate() const {
-    if (arguments.scale_lr_by_batch == 0) return arguments.learning_rate;
-    const double scaled = scale_lr_by_batch(arguments.learning_rate, window_batch(), arguments.scale_lr_by_batch);
-    log_info(fmt::format("learning rate {:g} x global batch {} / {} = {:g} (linear scaling rule)", arguments.learning_rate, window_batch(),
-                         arguments.scale_lr_by_batch, scaled));
-    return scaled;
-  }
-
-  OptimizerConfig optimizer_config() const {
-    OptimizerConfig config;
-    config.name = arguments.optim;
-    config.learning_rate = arguments.learning_rate;
-    config.weight_decay = arguments.weight_decay;
-    config.beta1 = arguments.adam_beta1;
-    config.beta2 = arguments.adam_beta2;
-    config.eps = arguments.adam_epsilon;
-    config.momentum = arguments.momentum;
-    return config;
-  }
-
-  std::int64_t optimizer_bytes(const std::string& name) const {
-    std::vector<std::vector<std::int64_t>> shapes;
-    for (const auto& item : named_parameters) shapes.push_back(item.second.sizes().vec());
-    OptimizerConfig config = optimizer_config();
-    config.name = name;
-    return optimizer_state_bytes(config, shapes);
-  }
-
-  void start_optimizer() {
-    OptimizerConfig config = optimizer_config();
-    config.learning_rate = base_learning_rate();
-    optimizer = make_optimizer(config, named_parameters);
-    const OwnerScope owner(Owner::kOptimizer);
-    optimizer->prepare_state();
-    if (plan.update_in_backward) watch_backward();
-  }
-
-  // A parameter that several stages share is complete after the backward of each of them.
-  void watch_backward() {
-    in_backward = std::make_unique<OptimizerInBackward>(*optimizer);
-    std::map<const void*, std::int64_t> num_uses;
-    for (std::size_t i = 0; i < chain.size(); ++i) {
-      if (const auto module = chain.stage(i).module()) {
-        for (const at::Tensor& parameter : module->parameters()) ++num_uses[parameter.unsafeGetTensorImpl()];
-      }
-    }
-    for (const auto& [name, parameter] : named_parameters) in_backward->expect_backwards(parameter, num_uses.at(parameter.unsafeGetTensorImpl()));
-  }
-
-  // What must be the same for a snapshot to be continued.
-  std::map<std::string, std::string> resume_settings() const {
-    std::map<std::string, std::string> settings;
-    for (const char* name : {"model", "model_config", "dataset", "shuffle", "global_batch_size", "optim", "seed", "data_seed", "fp16", "bf16"}) {
-      for (const ArgumentField& field : argument_fields()) {
-        if (field.name == name) settings[name] = field.get(arguments);
-      }
-    }
-    settings["samples_per_update"] = std::to_string(window_batch());
-    return settings;
-  }
-
-  std::string snapshot_to_resume() const {
-    return arguments.resume_from_checkpoint == "last" ? last_snapshot(arguments.output_dir) : arguments.resume_from_checkpoint;
-  }
-
-  // One update, in the order in which design and docs describe it.
-  Update step(const std::vector<std::int64_t>& samples, LrScheduler& scheduler) {
-    const std::int64_t num_items = train_data->count_items(samples);
-    request_micro_batches(samples);
-    if (plan.update_in_backward) in_backward->arm();
-    double loss_sum = 0.0;
-    for (std::size_t done = 0; done < samples.size();) {
-      const MicroBatch micro = loader->next();
-      done += static_cast<std::size_t>(micro.num_samples);
-      const MicroResult result = executor->accumulate(micro, plan.operations_for(micro.num_samples), 1.0 / static_cast<double>(std::max<std::int64_t>(num_items, 1)));
-      loss_sum += result.loss_sum;
-      work.num_forwards += result.num_forwards;
-      work.num_recomputes += result.num_recomputes;
-    }
-    Update update;
-    update.num_samples = static_cast<std::int64_t>(samples.size());
-    update.loss = loss_sum / static_cast<double>(std::max<std::int64_t>(num_items, 1));
-    if (plan.update_in_backward) {
-      in_backward->finish();
-      scheduler.step();
-      update.applied = true;
-    } else {
-      apply(update, scheduler);
-    }
-    return update;
-  }
-
-  void request_micro_batches(const std::vector<std::int64_t>& samples) {
-    std::size_t first = 0;
-    for (const std::int64_t size : balanced_sizes(static_cast<std::int64_t>(samples.size()), plan.micro_batch)) {
-      const auto begin = samples.begin() + static_cast<std::ptrdiff_t>(first);
-      loader->request({begin, begin + static_cast<std::ptrdiff_t>(size)});
-      first += static_cast<std::size_t>(size);
-    }
-  }
-
-  // Clips, steps and frees the gradients; a gradient that is not finite is reported and not applied.
-  void apply(Update& update, LrScheduler& scheduler) {
-    const PhaseScope phase(Phase::kUpdate);
-    std::vector<at::Tensor> gradients;
-    for (const auto& [name, parameter] : named_parameters) {
-      if (parameter.grad().defined()) gradients.push_back(parameter.grad());
-    }
-    update.grad_norm = clip_global_norm(gradients, arguments.max_grad_norm);
-    update.applied = std::isfinite(update.grad_norm) && std::isfinite(update.loss);
-    if (update.applied) {
-      const OwnerScope owner(Owner::kOptimizer);
-      optimizer->step();
-      scheduler.step();
-    } else {
-      report_not_finite();
-    }
-    clear_gradients();
-  }
-
-  void report_not_finite() {
-    std::vector<std::pair<std::string, at::Tensor>> gradients;
-    for (const auto& [name, parameter] : named_parameters) gradients.emplace_back(name, parameter.grad());
-    const std::string where = first_non_finite(gradients).value_or("(the loss alone)");
-    const std::string message = fmt::format("update {}: not finite in the gradient of {}", position.global_step + 1, where);
-    ++position.num_skipped_updates;
-    if (arguments.error_on_nan) {
-      clear_gradients();
-      throw Error(ExitCode::kInternal, message + "; stopped because of --error_on_nan");
-    }
-    log_warning(message + "; the update is skipped");
-  }
-
-  void clear_gradients() {
-    for (auto& [name, parameter] : named_parameters) parameter.mutable_grad() = at::Tensor();
-  }
-
-  // The weights and random state of before a step, so that it can be made again. Parameters change only in the update itself, which
-  // allocates nothing.
-  struct Undo {
-    RandomState random = RandomState::capture();
-    std::vector<std::string> buffers;
-  };
-
-  Undo remember() const {
-    Undo undo;
-    for (const at::Tensor& buffer : buffers) {
-      const at::Tensor bytes = buffer.contiguous();
-      undo.buffers.emplace_back(static_cast<const char*>(bytes.data_ptr()), bytes.nbytes());
-    }
-    return undo;
-  }
-
-  void undo_step(const Undo& undo) {
-    release_failed_backward();
-    loader->clear();
-    clear_gradients();
-    undo.random.restore();
-    const torch::NoGradGuard no_grad;
-    for (std::size_t i = 0; i < buffers.size(); ++i) {
-      std::string bytes = undo.buffers[i];
-      buffers[i].copy_(torch::from_blob(bytes.data(), buffers[i].sizes(), buffers[i].options()));
-    }
-  }
-
-  // Runs the step; when memory runs out all the same, undoes it, plans anew for what is left and makes the same step again.
-  Update step_within_budget(const std::vector<std::int64_t>& samples, LrScheduler& scheduler) {
-    num_recoveries_here = 0;
-    const Undo undo = remember();
-    while (true) {
-      std::string reason;
-      try {
-        return step(samples, scheduler);
-      } catch (const c10::OutOfMemoryError& error) {
-        reason = error.what_without_backtrace();
-      }
-      // Outside of the handler: the exception itself may hold tensors.
-      if (plan.update_in_backward) {
-        in_backward->disarm();
-        throw BudgetError(fmt::format("memory ran out while parameters were updated inside backward, which cannot be undone ({}); resume from "
-                                      "the last snapshot with a larger --memory_budget",
-                                      reason));
-      }
-      undo_step(undo);
-      try {
-        plan_anew(reason, static_cast<std::int64_t>(samples.size()));
-      } catch (const BudgetError& error) {
-        MemoryMeter::instance().set_cap(0);  // saving copies nothing large, but must not fail for a few bytes
-        const std::string folder = save_snapshot(arguments.output_dir, chain, *optimizer, position, arguments.save_total_limit);
-        throw BudgetError(fmt::format("{}; the last good state is in {}", error.what(), folder));
-      }
-    }
-  }
-
-  void plan_anew(const std::string& reason, std::int64_t window);
-
-  // Bytes by owner after every operation of the first micro-batch of a step, for plan.json.
-  struct TimelinePoint {
-    std::size_t operation;
-    MemoryUse use;
-  };
-  std::vector<TimelinePoint> timeline;
-  bool records_timeline = false;
-
-  void start_timeline() {
-    timeline.clear();
-    records_timeline = true;
-  }
-  void record_operation(std::size_t operation) {
-    if (!records_timeline) return;
-    if (operation < timeline.size()) records_timeline = false;  // the next micro-batch began
-    if (records_timeline) timeline.push_back({operation, MemoryMeter::instance().use()});
-  }
-  void finish_timeline();
-
-  MicroBatch probe_batch(std::int64_t size) const {
-    std::vector<std::int64_t> indices(static_cast<std::size_t>(size));
-    for (std::size_t i = 0; i < indices.size(); ++i) indices[i] = static_cast<std::int64_t>(i) % train_data->size();
-    return load(indices);
-  }
-
-  RunPlanRequest planning_request() const;
-  std::vector<Remedy> remedies() const;
-  void log_metrics(JsonLines& metrics, TensorBoardWriter& board, const Update& update, double epochs, double learning_rate, double seconds) const;
-  TrainResults results(double runtime, std::int64_t num_samples, std::int64_t first_step, double epochs, const std::vector<double>& step_seconds) const;
-};
-
-Trainer::Trainer(TrainingArguments arguments, Chain chain, std::shared_ptr<const Dataset> train_data, std::shared_ptr<const Dataset> eval_data)
+Trainer::Trainer(TrainingArguments arguments, Chain chain, std::shared_ptr<const Dataset> train_data,
+                 std::shared_ptr<const Dataset> eval_data)
     : state_(std::make_unique<State>()) {
   validate(arguments, {});
   if (chain.size() == 0) throw ConfigError("the chain has no stage: there is nothing to train");
@@ -364,7 +73,8 @@ Trainer::Trainer(TrainingArguments arguments, Chain chain, std::shared_ptr<const
   executor_options.check_recomputed_values = state.arguments.recompute_check;
   executor_options.keep_in_half = state.keep_in_half();
   if (executor_options.keep_in_half) {
-    log_info(fmt::format("--{}: this CPU computes in fp32; activations are kept in half precision", state.arguments.fp16 ? "fp16" : "bf16"));
+    log_info(
+        fmt::format("--{}: this CPU computes in fp32; activations are kept in half precision", state.arguments.fp16 ? "fp16" : "bf16"));
   }
   executor_options.on_operation = [this](std::size_t operation) { state_->record_operation(operation); };
   state.executor = std::make_unique<Executor>(state.chain, std::move(executor_options));
@@ -377,60 +87,6 @@ Trainer::~Trainer() = default;
 void Trainer::request_stop() { stop_requested = true; }
 
 bool Trainer::was_interrupted() const { return state_->interrupted; }
-
-RunPlanRequest Trainer::State::planning_request() const {
-  RunPlanRequest request;
-  request.global_batch = std::min(window_batch(), train_data->size());
-  request.fixed_micro_batch = std::min(arguments.fixed_micro_batch(), request.global_batch);
-  request.budget_bytes = arguments.memory_budget_bytes;
-  request.policy = arguments.gradient_checkpointing;
-  request.keep_in_half = keep_in_half();
-  request.may_update_in_backward = why_not_in_backward({arguments.max_grad_norm, false, 1}).empty();
-  request.prefetches = arguments.dataloader_num_workers > 0;
-  request.optimizer_bytes = optimizer_bytes(arguments.optim);
-  request.optimizer_is_allocated = optimizer != nullptr;
-  request.remedies = remedies();
-  request.cache_folder = arguments.output_dir + "/profile";
-  request.cache_key = fmt::format("headroom {} model {} {} data {} threads {} parameters {} {}", kVersion, arguments.model,
-                                  arguments.model_config, arguments.dataset, at::get_num_threads(), chain.num_parameters(),
-                                  arguments.fp16 ? "fp16" : arguments.bf16 ? "bf16" : "fp32");
-  request.load = [this](std::int64_t size) { return probe_batch(size); };
-  return request;
-}
-
-std::vector<Remedy> Trainer::State::remedies() const {
-  std::vector<Remedy> list;
-  const std::int64_t now = optimizer_bytes(arguments.optim);
-  for (const char* name : {"adamw_8bit", "adafactor", "sgd"}) {
-    const std::int64_t other = optimizer_bytes(name);
-    if (other < now) list.push_back({fmt::format("choose --optim {}", name), now - other});
-  }
-  return list;
-}
-
-// The user's split stays as it is while it fits, because another one would change the order of sums.
-void Trainer::State::plan_anew(const std::string& reason, std::int64_t window) {
-  const std::int64_t cap = MemoryMeter::instance().cap();
-  if (cap == 0) throw BudgetError(fmt::format("memory ran out ({}); set --memory_budget to what this machine can give", reason));
-  ++num_recoveries;
-  RunPlanRequest request = planning_request();
-  request.budget_bytes = cap;
-  request.policy = "optimal";
-  request.global_batch = std::max(window, plan.global_batch);
-  // Twice at the same update: the prediction was too low for some reason outside of it, and a part of the budget is left free.
-  request.slack_bytes = num_recoveries_here * (cap / 50);
-  ++num_recoveries_here;
-  try {
-    plan = plan_run(request, chain);
-  } catch (const BudgetError&) {
-    if (request.fixed_micro_batch == 0) throw;
-    request.fixed_micro_batch = 0;
-    plan = plan_run(request, chain);
-  }
-  log_warning(fmt::format("update {}: memory ran out ({}); the step is undone and made again with {} x {} samples, predicted peak {} of {}",
-                          position.global_step + 1, reason, plan.num_micro_batches, plan.micro_batch, format_bytes(plan.predicted_peak_bytes),
-                          format_bytes(cap)));
-}
 
 RunPlan Trainer::plan() {
   State& state = *state_;
@@ -465,7 +121,8 @@ TrainResults Trainer::train() {
   write_file_atomically(arguments.output_dir + "/plan.json", to_json(state.plan).dump() + "\n");
   if (state.plan.is_predicted && !arguments.json && !arguments.disable_tqdm) log_info(to_text(state.plan));
   const std::int64_t total_updates = arguments.max_steps > 0 ? arguments.max_steps : grouping.num_updates(arguments.num_train_epochs);
-  LrScheduler scheduler(*state.optimizer, LearningRateSchedule(parse_schedule_kind(arguments.lr_scheduler_type), total_updates, arguments.warmup_steps));
+  LrScheduler scheduler(*state.optimizer,
+                        LearningRateSchedule(parse_schedule_kind(arguments.lr_scheduler_type), total_updates, arguments.warmup_steps));
   if (!snapshot.empty()) {
     state.position = load_snapshot(snapshot, state.chain, *state.optimizer, state.resume_settings());
     scheduler.set_update(state.position.global_step - state.position.num_skipped_updates);
@@ -475,9 +132,7 @@ TrainResults Trainer::train() {
   state.position.micro_batch = state.plan.micro_batch;
   state.position.settings = state.resume_settings();
   if (balanced_sizes(std::min(grouping.window_samples(0), grouping.num_samples), state.plan.micro_batch).size() > 1) {
-    for (std::size_t i = 0; i < state.chain.size(); ++i) {
-      if (const auto module = state.chain.stage(i).module()) warn_about_batch_norm(*module, state.chain.stage(i).name());
-    }
+    warn_about_batch_norms(state.chain);
   }
 
   JsonLines metrics(arguments.report_to == "none" ? "" : arguments.output_dir + "/metrics.jsonl", state.position.global_step);
@@ -495,13 +150,17 @@ TrainResults Trainer::train() {
     last_eval = evaluate();
     evaluated_at = state.position.global_step;
     Json line = Json::object();
-    line.set("step", state.position.global_step).set("epoch", walk.epochs_done()).set("eval_loss", last_eval->loss).set("eval_accuracy", last_eval->accuracy);
+    line.set("step", state.position.global_step)
+        .set("epoch", walk.epochs_done())
+        .set("eval_loss", last_eval->loss)
+        .set("eval_accuracy", last_eval->accuracy);
     metrics.write(line);
     board.add_scalar("eval/loss", last_eval->loss, state.position.global_step);
     board.add_scalar("eval/accuracy", last_eval->accuracy, state.position.global_step);
     progress.finish();
     if (!arguments.json) {
-      log_info(fmt::format("epoch {:.2f}: eval loss {:.4f}, accuracy {:.2f}%", walk.epochs_done(), last_eval->loss, 100 * last_eval->accuracy));
+      log_info(
+          fmt::format("epoch {:.2f}: eval loss {:.4f}, accuracy {:.2f}%", walk.epochs_done(), last_eval->loss, 100 * last_eval->accuracy));
     }
   };
 
@@ -522,16 +181,17 @@ TrainResults Trainer::train() {
     step_seconds.push_back(seconds);
 
     const std::int64_t step = state.position.global_step;
-    ProgressState shown{walk.epochs_done(), step, total_updates, update.loss, static_cast<double>(num_samples) / seconds_since(started),
-                        meter.live_bytes(), meter.peak_bytes()};
+    ProgressState shown{
+        walk.epochs_done(), step, total_updates, update.loss, static_cast<double>(num_samples) / seconds_since(started), meter.live_bytes(),
+        meter.peak_bytes()};
     progress.update(shown);
     if (step % arguments.logging_steps == 0 || step == total_updates) {
       state.log_metrics(metrics, board, update, walk.epochs_done(), learning_rate, seconds);
       progress.log(shown);
     }
     const bool epoch_ends = walk.epochs_done() == std::floor(walk.epochs_done());
-    if (state.eval_data && ((arguments.eval_strategy == "epoch" && epoch_ends) ||
-                            (arguments.eval_strategy == "steps" && step % arguments.eval_steps == 0))) {
+    if (state.eval_data &&
+        ((arguments.eval_strategy == "epoch" && epoch_ends) || (arguments.eval_strategy == "steps" && step % arguments.eval_steps == 0))) {
       evaluate_now();
     }
     if (arguments.save_steps > 0 && step % arguments.save_steps == 0) {
@@ -555,18 +215,34 @@ TrainResults Trainer::train() {
   return results;
 }
 
+void Trainer::State::start_timeline() {
+  timeline.clear();
+  records_timeline = true;
+}
+
+void Trainer::State::record_operation(std::size_t operation) {
+  if (!records_timeline) return;
+  if (operation < timeline.size()) records_timeline = false;  // the next micro-batch began
+  if (records_timeline) timeline.push_back({operation, MemoryMeter::instance().use()});
+}
+
 void Trainer::State::finish_timeline() {
   records_timeline = false;
   Json points = Json::array();
   for (const TimelinePoint& point : timeline) {
     Json owners = Json::object();
-    for (std::size_t owner = 0; owner < kNumOwners; ++owner) owners.set(owner_name(static_cast<Owner>(owner)), point.use.live_by_owner[owner]);
-    points.push(Json::object().set("operation", static_cast<std::int64_t>(point.operation)).set("live_bytes", point.use.live_bytes).set("by_owner", owners));
+    for (std::size_t owner = 0; owner < kNumOwners; ++owner)
+      owners.set(owner_name(static_cast<Owner>(owner)), point.use.live_by_owner[owner]);
+    points.push(Json::object()
+                    .set("operation", static_cast<std::int64_t>(point.operation))
+                    .set("live_bytes", point.use.live_bytes)
+                    .set("by_owner", owners));
   }
   write_file_atomically(arguments.output_dir + "/plan.json", to_json(plan).set("timeline", points).dump() + "\n");
 }
 
-void Trainer::State::log_metrics(JsonLines& metrics, TensorBoardWriter& board, const Update& update, double epochs, double learning_rate, double seconds) const {
+void Trainer::State::log_metrics(JsonLines& metrics, TensorBoardWriter& board, const Update& update, double epochs, double learning_rate,
+                                 double seconds) const {
   const MemoryMeter& meter = MemoryMeter::instance();
   Json line = Json::object();
   line.set("step", position.global_step)
@@ -606,7 +282,8 @@ TrainResults Trainer::State::results(double runtime, std::int64_t num_samples, s
   results.predicted_step_seconds = plan.predicted_step_seconds;
   results.measured_step_seconds = median(step_seconds);
   results.micro_batch_size = plan.micro_batch;
-  results.gradient_accumulation_steps = static_cast<std::int64_t>(balanced_sizes(std::min(window_batch(), train_data->size()), plan.micro_batch).size());
+  results.gradient_accumulation_steps =
+      static_cast<std::int64_t>(balanced_sizes(std::min(window_batch(), train_data->size()), plan.micro_batch).size());
   const std::int64_t first_forwards = work.num_forwards - work.num_recomputes;
   results.recomputed_forward_fraction =
       first_forwards > 0 ? static_cast<double>(work.num_recomputes) / static_cast<double>(first_forwards) : 0.0;

@@ -26,8 +26,8 @@ MicroBatch some_images(const ModelInput& input) {
   return make_synthetic_images(8, input.channels, input.rows, input.columns, input.num_classes, 3)->load({0, 1, 2, 3});
 }
 
-Outcome run_model(const std::string& name, const std::string& config, const std::vector<Operation>* operations, std::optional<at::ScalarType> half,
-              bool check_values = false) {
+Outcome run_model(const std::string& name, const std::string& config, const std::vector<Operation>* operations,
+                  std::optional<at::ScalarType> half, bool check_values = false) {
   seed_everything(5);
   const ZooModel model = make_model(name, config);
   ExecutorOptions options;

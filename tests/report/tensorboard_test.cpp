@@ -70,7 +70,7 @@ TEST(TensorBoard, WritesOneRecordForTheVersionAndOneForEachScalar) {
   ASSERT_EQ(records.size(), 3U);
   EXPECT_NE(records[0].find("brain.Event:2"), std::string::npos);
   // time: key 09 and 8 bytes; step: key 10, varint 300 = ac 02; summary: key 2a, 19 bytes; value: key 0a, 17 bytes; tag; 1.5f.
-  const std::string expected = std::string("\x10\xac\x02\x2a\x13\x0a\x11\x0a\x0atrain/loss\x15", 21) + std::string("\x00\x00\xc0\x3f", 4);
+  const std::string expected = std::string("\x10\xac\x02\x2a\x13\x0a\x11\x0a\x0atrain/loss\x15", 20) + std::string("\x00\x00\xc0\x3f", 4);
   EXPECT_EQ(records[1].substr(9), expected);
 }
 

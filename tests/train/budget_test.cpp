@@ -51,14 +51,14 @@ TEST_P(Budgets, ThePredictedPeakSucceedsAsCapAndOneByteBelowTheFloorFailsBeforeT
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Models, Budgets,
-                         ::testing::Values(RunCase{"mlp", "hidden=64,layers=6", 32, 8, "adamw"},
-                                           RunCase{"nin", "width=4,rows=14,columns=14", 8, 4, "sgd"},
-                                           RunCase{"nin", "width=4,rows=14,columns=14", 8, 8, "adamw"},
-                                           RunCase{"resnet", "blocks=40,width=4,rows=10,columns=10", 8, 4, "adamw"},
-                                           RunCase{"gpt", "n_layer=4,n_head=2,n_embd=32,block_size=32,vocab_size=64,dropout=0.1", 8, 4, "adamw"},
-                                           RunCase{"gpt", "n_layer=4,n_head=2,n_embd=32,block_size=32,vocab_size=64,dropout=0.1", 8, 8, "adafactor"}),
-                         [](const auto& which) { return which.param.model + std::to_string(which.index); });
+INSTANTIATE_TEST_SUITE_P(
+    Models, Budgets,
+    ::testing::Values(RunCase{"mlp", "hidden=64,layers=6", 32, 8, "adamw"}, RunCase{"nin", "width=4,rows=14,columns=14", 8, 4, "sgd"},
+                      RunCase{"nin", "width=4,rows=14,columns=14", 8, 8, "adamw"},
+                      RunCase{"resnet", "blocks=40,width=4,rows=10,columns=10", 8, 4, "adamw"},
+                      RunCase{"gpt", "n_layer=4,n_head=2,n_embd=32,block_size=32,vocab_size=64,dropout=0.1", 8, 4, "adamw"},
+                      RunCase{"gpt", "n_layer=4,n_head=2,n_embd=32,block_size=32,vocab_size=64,dropout=0.1", 8, 8, "adafactor"}),
+    [](const auto& which) { return which.param.model + std::to_string(which.index); });
 
 TEST(UpdateInBackward, ServesABudgetThatNothingElseDoesWithTheSameWeights) {
   set_log_quiet(true);

@@ -12,9 +12,9 @@ namespace headroom {
 struct TrainingArguments {
   // Model and data.
   std::string model = "mlp";
-  std::string model_config;            ///< "k=v,..." sizes of the model
+  std::string model_config;  ///< "k=v,..." sizes of the model
   std::string dataset = "fashion-mnist";
-  std::string tokenizer;               ///< a SentencePiece model for text; empty: bytes
+  std::string tokenizer;  ///< a SentencePiece model for text; empty: bytes
   bool shuffle = true;
 
   // Batch.
@@ -59,8 +59,8 @@ struct TrainingArguments {
   std::string output_dir = "outputs";
   std::string resume_from_checkpoint;  ///< empty: start anew; a folder, or "last"
   std::string report_to = "jsonl";
-  bool sample = false;                 ///< print some generated text at the end, for language models
-  bool error_on_nan = false;           ///< a gradient that is not finite ends the run instead of skipping the update
+  bool sample = false;        ///< print some generated text at the end, for language models
+  bool error_on_nan = false;  ///< a gradient that is not finite ends the run instead of skipping the update
 
   // Machine.
   std::string device = "cpu";
@@ -94,7 +94,8 @@ void set_argument(TrainingArguments& arguments, const std::string& name, const s
 
 /// Reads a JSON object whose keys are flags. Keys in `given_on_command_line` are left alone. Throws ConfigError on a file that is missing
 /// or no JSON object, on an unknown key (naming the nearest) and on a value that does not fit. Returns the file's keys.
-std::vector<std::string> apply_config_file(TrainingArguments& arguments, const std::string& path, const std::set<std::string>& given_on_command_line);
+std::vector<std::string> apply_config_file(TrainingArguments& arguments, const std::string& path,
+                                           const std::set<std::string>& given_on_command_line);
 
 /// Checks every value and every combination of values. `given` are the names that the user set. Throws ConfigError.
 void validate(const TrainingArguments& arguments, const std::set<std::string>& given);

@@ -9,11 +9,11 @@ namespace headroom {
 struct RuntimeInfo {
   std::string headroom_version;
   std::string libtorch_version;
-  std::string blas;           ///< e.g. "OpenBLAS 0.3.21 (OpenMP, Haswell)"; "unknown" when it is not OpenBLAS
+  std::string blas;  ///< e.g. "OpenBLAS 0.3.21 (OpenMP, Haswell)"; "unknown" when it is not OpenBLAS
   bool blas_is_openmp = false;
-  int num_threads = 0;        ///< what LibTorch uses now
-  int num_cores = 0;          ///< cores that this process may run on (CPU affinity)
-  std::string cpu_features;   ///< vector extensions that matter here, e.g. "AVX2 AVX-512 AVX512-BF16"
+  int num_threads = 0;       ///< what LibTorch uses now
+  int num_cores = 0;         ///< cores that this process may run on (CPU affinity)
+  std::string cpu_features;  ///< vector extensions that matter here, e.g. "AVX2 AVX-512 AVX512-BF16"
   bool has_cuda = false;
   std::vector<std::string> warnings;  ///< what is wrong, each with its remedy
 };

@@ -14,9 +14,9 @@ namespace headroom {
 
 /// What running one micro-batch came to.
 struct MicroResult {
-  double loss_sum = 0.0;             ///< summed over the items
-  std::int64_t num_forwards = 0;     ///< of stages
-  std::int64_t num_recomputes = 0;   ///< those of them that were not the stage's first
+  double loss_sum = 0.0;            ///< summed over the items
+  std::int64_t num_forwards = 0;    ///< of stages
+  std::int64_t num_recomputes = 0;  ///< those of them that were not the stage's first
 };
 
 struct ExecutorOptions {

@@ -17,8 +17,8 @@ struct ChainProfile {
   ChainCosts appearing;
   /// Parameter gradients are allocated already: the other micro-batches of a window.
   ChainCosts allocated;
-  double seconds = 0.0;          ///< that measuring took
-  std::int64_t num_distinct = 0; ///< stages that had to be measured; the others are equal to one of these
+  double seconds = 0.0;           ///< that measuring took
+  std::int64_t num_distinct = 0;  ///< stages that had to be measured; the others are equal to one of these
 };
 
 /// Measures a chain on `micro`. Stages of equal kind and input are measured once. One stage at a time is in memory, with its own

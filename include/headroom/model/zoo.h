@@ -17,7 +17,7 @@ struct ModelInput {
   std::int64_t rows = 28;
   std::int64_t columns = 28;
   std::int64_t num_classes = 10;
-  std::int64_t length = 0;      ///< tokens per sample
+  std::int64_t length = 0;  ///< tokens per sample
   std::int64_t vocabulary = 0;
 };
 
@@ -39,6 +39,7 @@ ZooModel make_model(const std::string& name, const std::string& config);
 std::vector<std::string> model_names();
 
 /// "k=v,..." as a map of whole numbers, starting from `defaults`, whose keys are the only ones allowed. Throws ConfigError.
-std::map<std::string, std::int64_t> parse_sizes(const std::string& model, const std::string& text, std::map<std::string, std::int64_t> defaults);
+std::map<std::string, std::int64_t> parse_sizes(const std::string& model, const std::string& text,
+                                                std::map<std::string, std::int64_t> defaults);
 
 }  // namespace headroom

@@ -20,26 +20,26 @@ struct TrainResults {
   double train_runtime = 0.0;  ///< seconds
   double train_samples_per_second = 0.0;
   double train_steps_per_second = 0.0;
-  double train_loss = 0.0;       ///< mean over the updates of this run
-  double final_loss = 0.0;       ///< loss of the last global batch
+  double train_loss = 0.0;  ///< mean over the updates of this run
+  double final_loss = 0.0;  ///< loss of the last global batch
   double epoch = 0.0;
   std::int64_t global_step = 0;
   std::optional<EvalResults> eval;
 
-  std::int64_t peak_memory_bytes = 0;      ///< most bytes of tensors at once
+  std::int64_t peak_memory_bytes = 0;  ///< most bytes of tensors at once
   std::int64_t peak_activation_bytes = 0;
   std::int64_t peak_rss_bytes = 0;
-  std::int64_t memory_budget_bytes = 0;    ///< 0: none
-  std::int64_t predicted_peak_bytes = 0;   ///< 0: not predicted
+  std::int64_t memory_budget_bytes = 0;   ///< 0: none
+  std::int64_t predicted_peak_bytes = 0;  ///< 0: not predicted
   double predicted_step_seconds = 0.0;
-  double measured_step_seconds = 0.0;      ///< median of an update
+  double measured_step_seconds = 0.0;  ///< median of an update
   std::int64_t micro_batch_size = 0;
   std::int64_t gradient_accumulation_steps = 0;
   std::int64_t world_size = 1;
   double recomputed_forward_fraction = 0.0;  ///< forwards of stages beyond the first, over first ones
   std::map<std::string, std::int64_t> peak_bytes_by_owner;
   std::int64_t num_skipped_updates = 0;
-  std::int64_t num_recoveries = 0;         ///< times that memory ran out and the step was planned anew
+  std::int64_t num_recoveries = 0;  ///< times that memory ran out and the step was planned anew
   std::int64_t num_parameters = 0;
   std::string weights_sha256;
 };

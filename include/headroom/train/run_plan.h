@@ -18,21 +18,21 @@ namespace headroom {
 
 /// What a plan for a run is asked to do.
 struct RunPlanRequest {
-  std::int64_t global_batch = 1;       ///< samples of an update
-  std::int64_t fixed_micro_batch = 0;  ///< 0: the planner chooses
-  std::int64_t budget_bytes = 0;       ///< 0: none
-  std::string policy;                  ///< --gradient_checkpointing; empty: keep everything, or optimal when there is a budget
+  std::int64_t global_batch = 1;               ///< samples of an update
+  std::int64_t fixed_micro_batch = 0;          ///< 0: the planner chooses
+  std::int64_t budget_bytes = 0;               ///< 0: none
+  std::string policy;                          ///< --gradient_checkpointing; empty: keep everything, or optimal when there is a budget
   std::optional<at::ScalarType> keep_in_half;  ///< as of the executor
   /// Nothing needs all gradients at once (clipping does), so that parameters may be updated inside backward where nothing else fits.
   bool may_update_in_backward = false;
-  bool prefetches = false;             ///< one more micro-batch is in memory
-  std::int64_t optimizer_bytes = 0;    ///< of its state
+  bool prefetches = false;           ///< one more micro-batch is in memory
+  std::int64_t optimizer_bytes = 0;  ///< of its state
   bool optimizer_is_allocated = false;
-  std::int64_t slack_bytes = 0;        ///< of the budget, to be left free
-  bool with_alternatives = false;      ///< also say what half and double the budget would give
-  std::vector<Remedy> remedies;        ///< for the error when nothing fits
-  std::string cache_folder;            ///< where measured costs are kept between runs; empty: nowhere
-  std::string cache_key;               ///< what they depend on: model, sizes, device, threads, version
+  std::int64_t slack_bytes = 0;                              ///< of the budget, to be left free
+  bool with_alternatives = false;                            ///< also say what half and double the budget would give
+  std::vector<Remedy> remedies;                              ///< for the error when nothing fits
+  std::string cache_folder;                                  ///< where measured costs are kept between runs; empty: nowhere
+  std::string cache_key;                                     ///< what they depend on: model, sizes, device, threads, version
   std::function<MicroBatch(std::int64_t num_samples)> load;  ///< a micro-batch to measure with
 };
 
@@ -52,8 +52,8 @@ struct RunPlan {
   std::map<std::string, std::int64_t> bytes_by_owner;  ///< weights, gradients, optimizer, inputs, activations, other
   std::map<std::string, std::int64_t> peak_by_phase;   ///< forward, backward, update
   std::string policy;
-  Plan schedule;     ///< of the largest micro-batch
-  ChainCosts costs;  ///< that it was made for
+  Plan schedule;                                       ///< of the largest micro-batch
+  ChainCosts costs;                                    ///< that it was made for
   std::vector<std::vector<std::string>> option_names;  ///< by stage
   double profile_seconds = 0.0;
 

@@ -19,7 +19,8 @@ namespace headroom {
 class Trainer {
  public:
   /// `eval_data` may be null. The arguments are validated: throws ConfigError.
-  Trainer(TrainingArguments arguments, Chain chain, std::shared_ptr<const Dataset> train_data, std::shared_ptr<const Dataset> eval_data = nullptr);
+  Trainer(TrainingArguments arguments, Chain chain, std::shared_ptr<const Dataset> train_data,
+          std::shared_ptr<const Dataset> eval_data = nullptr);
   ~Trainer();
   Trainer(const Trainer&) = delete;
   Trainer& operator=(const Trainer&) = delete;

@@ -1,0 +1,131 @@
+#pragma once
+
+// What a trainer holds while it runs. Setting up is in trainer_setup.cpp, one update in update_step.cpp, the loop in trainer.cpp.
+
+#include <headroom/core/random.h>
+#include <headroom/data/loader.h>
+#include <headroom/execute/executor.h>
+#include <headroom/execute/optimizer_in_backward.h>
+#include <headroom/memory/meter.h>
+#include <headroom/optim/factory.h>
+#include <headroom/optim/schedule.h>
+#include <headroom/report/progress.h>
+#include <headroom/report/tensorboard.h>
+#include <headroom/train/run_plan.h>
+#include <headroom/train/trainer.h>
+
+#include "train/snapshot.h"
+#include "train/windows.h"
+
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace headroom {
+
+// What one update came to.
+struct Update {
+  double loss = 0.0;  // of the global batch
+  double grad_norm = 0.0;
+  std::int64_t num_samples = 0;
+  bool applied = false;
+};
+
+struct Trainer::State {
+  TrainingArguments arguments;
+  Chain chain;
+  std::shared_ptr<const Dataset> train_data;
+  std::shared_ptr<const Dataset> eval_data;
+
+  std::vector<std::pair<std::string, at::Tensor>> named_parameters;
+  std::vector<at::Tensor> buffers;
+  std::unique_ptr<LeanOptimizer> optimizer;
+  std::unique_ptr<OptimizerInBackward> in_backward;  // only where the plan updates there
+  std::unique_ptr<Executor> executor;
+  std::unique_ptr<MicroBatchLoader> loader;
+  RunPlan plan;
+  TrainingPosition position;
+  MicroResult work;  // summed over the run
+  std::int64_t num_recoveries = 0;
+  std::int64_t num_recoveries_here = 0;  // at the update in progress
+  bool interrupted = false;
+
+  MicroBatch load(c10::ArrayRef<std::int64_t> indices) const;
+
+  std::int64_t window_batch() const;
+
+  Grouping grouping() const;
+
+  // On this device products in half precision do not pay, so that half precision means: keep in it, compute in fp32.
+  std::optional<at::ScalarType> keep_in_half() const;
+
+  double base_learning_rate() const;
+
+  OptimizerConfig optimizer_config() const;
+
+  std::int64_t optimizer_bytes(const std::string& name) const;
+
+  void start_optimizer();
+
+  // A parameter that several stages share is complete after the backward of each of them.
+  void watch_backward();
+
+  // What must be the same for a snapshot to be continued.
+  std::map<std::string, std::string> resume_settings() const;
+
+  std::string snapshot_to_resume() const;
+
+  // One update, in the order in which design and docs describe it.
+  Update step(const std::vector<std::int64_t>& samples, LrScheduler& scheduler);
+
+  void request_micro_batches(const std::vector<std::int64_t>& samples);
+
+  // Clips, steps and frees the gradients; a gradient that is not finite is reported and not applied.
+  void apply(Update& update, LrScheduler& scheduler);
+
+  void report_not_finite();
+
+  void clear_gradients();
+
+  // The weights and random state of before a step, so that it can be made again. Parameters change only in the update itself, which
+  // allocates nothing.
+  struct Undo {
+    RandomState random = RandomState::capture();
+    std::vector<std::string> buffers;
+  };
+
+  Undo remember() const;
+
+  void undo_step(const Undo& undo);
+
+  // Runs the step; when memory runs out all the same, undoes it, plans anew for what is left and makes the same step again.
+  Update step_within_budget(const std::vector<std::int64_t>& samples, LrScheduler& scheduler);
+
+  void plan_anew(const std::string& reason, std::int64_t window);
+
+  // Bytes by owner after every operation of the first micro-batch of a step, for plan.json.
+  struct TimelinePoint {
+    std::size_t operation;
+    MemoryUse use;
+  };
+  std::vector<TimelinePoint> timeline;
+  bool records_timeline = false;
+
+  void start_timeline();
+  void record_operation(std::size_t operation);
+  void finish_timeline();
+
+  MicroBatch probe_batch(std::int64_t size) const;
+
+  RunPlanRequest planning_request() const;
+  std::vector<Remedy> remedies() const;
+  void log_metrics(JsonLines& metrics, TensorBoardWriter& board, const Update& update, double epochs, double learning_rate,
+                   double seconds) const;
+  TrainResults results(double runtime, std::int64_t num_samples, std::int64_t first_step, double epochs,
+                       const std::vector<double>& step_seconds) const;
+};
+
+}  // namespace headroom
