@@ -18,9 +18,6 @@
 #include <fmt/format.h>
 #include <torch/torch.h>
 
-#include <sys/wait.h>
-#include <unistd.h>
-
 #include <algorithm>
 #include <array>
 #include <chrono>
@@ -28,6 +25,8 @@
 #include <cstdlib>
 #include <string>
 #include <vector>
+
+#include "gpt/pytorch_process.h"
 
 namespace {
 
@@ -73,58 +72,10 @@ double sgemm_flop_per_second() {
   return 2.0 * kSize * kSize * kSize / (now() - begin);
 }
 
-// PyTorch in a process of its own, which runs one update whenever it is told to.
-class PyTorch {
- public:
-  PyTorch(const Case& c, bool as_installed) {
-    int to_child[2], from_child[2];
-    if (pipe(to_child) != 0 || pipe(from_child) != 0) throw std::runtime_error("no pipe");
-    const GptConfig& g = c.config;
-    const std::string arguments =
-        fmt::format("{} {} {} {} {} {} {} 0", g.n_layer, g.n_head, g.n_embd, g.block_size, g.vocab_size, c.batch, at::get_num_threads());
-    const std::string blas = as_installed || blas_core().empty() ? "" : "OPENBLAS_CORETYPE=" + blas_core() + " ";
-    const std::string command = fmt::format("{}exec /usr/bin/python3 {}/pytorch_gpt.py serve {}", blas, HEADROOM_BENCHMARK_DIR, arguments);
-    child_ = fork();
-    if (child_ == 0) {
-      dup2(to_child[0], 0);
-      dup2(from_child[1], 1);
-      for (const int end : {to_child[0], to_child[1], from_child[0], from_child[1]}) close(end);
-      execl("/bin/sh", "sh", "-c", command.c_str(), nullptr);
-      _exit(127);
-    }
-    close(to_child[0]);
-    close(from_child[1]);
-    in_ = fdopen(to_child[1], "w");
-    out_ = fdopen(from_child[0], "r");
-    read();  // resident bytes at the start
-  }
-
-  double update() {
-    std::fputs("update\n", in_);
-    std::fflush(in_);
-    return read();
-  }
-
-  /// Ends the process; the most resident bytes above the start.
-  double finish() {
-    std::fclose(in_);
-    const double bytes = read();
-    std::fclose(out_);
-    waitpid(child_, nullptr, 0);
-    return bytes;
-  }
-
- private:
-  double read() {
-    double value = 0.0;
-    if (std::fscanf(out_, "%lf", &value) != 1) throw std::runtime_error("PyTorch did not answer; is python3-torch installed?");
-    return value;
-  }
-
-  pid_t child_ = 0;
-  std::FILE* in_ = nullptr;
-  std::FILE* out_ = nullptr;
-};
+std::string pytorch_arguments(const Case& c) {
+  const GptConfig& g = c.config;
+  return fmt::format("{} {} {} {} {} {} {} 0", g.n_layer, g.n_head, g.n_embd, g.block_size, g.vocab_size, c.batch, at::get_num_threads());
+}
 
 struct Ours {
   explicit Ours(const Case& c, int option)
@@ -173,7 +124,7 @@ void compare(const Case& c, int updates, bool as_installed) {
   const std::int64_t live = MemoryMeter::instance().live_bytes();
   MemoryMeter::instance().reset_peak();
   Ours ours(c, 0);
-  PyTorch theirs(c, as_installed);
+  PyTorchProcess theirs(pytorch_arguments(c), as_installed);
   std::vector<double> our_times, their_times, ratios, sgemm;
   for (int i = 0; i <= updates; ++i) {
     const double our_time = ours.update(), their_time = theirs.update();
@@ -228,7 +179,7 @@ void compare_options(int updates) {
           y = block.forward({x}, {}, 0).at(0);
           kept[option] = static_cast<double>(MemoryMeter::instance().live_bytes() - live);
         }
-        y = block.forward({x}, {}, static_cast<int>(std::min(option, num_options - 1))).at(0);
+        y = block.forward({x}, {}, option < num_options ? static_cast<int>(option) : 0).at(0);
         if (option < num_options) kept[option] = static_cast<double>(MemoryMeter::instance().live_bytes() - live);
         y.backward(gradient);
         if (i > 0) times[option].push_back(now() - begin);

@@ -25,6 +25,7 @@ constexpr double kUpdateBytesPerNs = 8.0;
 // With one micro-batch the gradients appear as backward goes; with several they are there from the second one on.
 constexpr std::size_t kAppearing = 0;
 constexpr std::size_t kAllocated = 1;
+constexpr const char* kInBackward = "update in backward";
 
 std::int64_t parameter_bytes(const Chain& chain) {
   std::int64_t bytes = 0;
@@ -91,7 +92,11 @@ class RunPlanner {
     search.choices[kAppearing].max_accumulation_steps = 1;
     search.choices[kAllocated].name = "gradients allocated";
     search.choices[kAllocated].bytes.gradients = gradient_bytes_;
-    search.costs = [this](std::int64_t size, const StaticChoice& choice) { return costs_of(size, choice.max_accumulation_steps == 1); };
+    search.costs = [this](std::int64_t size, const StaticChoice& choice) {
+      MicroBatchCosts costs = costs_of(size, choice.max_accumulation_steps == 1);
+      if (choice.name == kInBackward) costs.chain = with_update_in_backward(std::move(costs.chain));
+      return costs;
+    };
     search.remedies = request_.remedies;
     return search;
   }
@@ -101,13 +106,36 @@ class RunPlanner {
     if (!searches && !book_.measure(fixed_size())) fail_to_measure(fixed_size());
     if (searches && !book_.measure(1)) fail_to_measure(1);
     while (true) {
-      const TrainingPlan found = make_plan(search_request(request_.budget_bytes));
+      const TrainingPlan found = search();
       bool all_measured = true;
       for (const PlannedMicroBatches& part : found.micro_batches) {
         all_measured = all_measured && book_.is_measured(part.size);
         book_.measure(part.size);
       }
       if (all_measured) return describe(found);
+    }
+  }
+
+  // Updating inside backward is the last resort: it cannot skip an update whose gradient is not finite, nor undo one.
+  TrainingPlan search() {
+    PlanRequest request = search_request(request_.budget_bytes);
+    try {
+      return make_plan(request);
+    } catch (const BudgetError&) {
+      const bool one_micro_batch = request_.fixed_micro_batch == 0 || request_.fixed_micro_batch >= request_.global_batch;
+      if (!request_.may_update_in_backward || !one_micro_batch) throw;
+      PlanRequest in_backward = request;
+      in_backward.choices = {request.choices[kAppearing]};
+      in_backward.choices[0].name = kInBackward;
+      in_backward.micro_batch_size = request_.global_batch;
+      try {
+        TrainingPlan found = make_plan(in_backward);
+        updates_in_backward_ = true;
+        return found;
+      } catch (const BudgetError&) {
+        // The error of the ordinary search says more.
+      }
+      throw;
     }
   }
 
@@ -153,6 +181,7 @@ class RunPlanner {
     plan.micro_batch = found.micro_batches.front().size;
     plan.num_micro_batches = found.accumulation_steps;
     for (const PlannedMicroBatches& part : found.micro_batches) plan.operations_by_size[part.size] = part.plan.operations;
+    plan.update_in_backward = updates_in_backward_;
     plan.is_predicted = true;
     plan.budget_bytes = request_.budget_bytes;
     plan.predicted_peak_bytes = found.peak_bytes;
@@ -160,6 +189,7 @@ class RunPlanner {
     plan.policy = request_.policy.empty() ? (request_.budget_bytes > 0 ? "optimal" : "none") : request_.policy;
     plan.schedule = found.micro_batches.front().plan;
     plan.costs = costs_of(plan.micro_batch, found.choice == kAppearing).chain;
+    if (updates_in_backward_) plan.costs = with_update_in_backward(std::move(plan.costs));
     for (std::size_t i = 0; i < chain_.size(); ++i) {
       const std::vector<std::string> names = chain_.stage(i).options();
       const auto half_name = [&] { return std::vector<std::string>{names[static_cast<std::size_t>(chain_.stage(i).half_option())]}; };
@@ -202,6 +232,7 @@ class RunPlanner {
   ProfileBook book_;
   std::int64_t resident_bytes_ = 0;  // what is there now and stays: weights, buffers and whatever else lives
   std::int64_t gradient_bytes_ = 0;
+  bool updates_in_backward_ = false;
 };
 
 // The plan of which nothing has to be known in advance.

@@ -50,7 +50,8 @@ Json to_json(const RunPlan& plan) {
   json.set("global_batch_size", plan.global_batch)
       .set("micro_batch_size", plan.micro_batch)
       .set("gradient_accumulation_steps", plan.num_micro_batches)
-      .set("memory_budget_bytes", plan.budget_bytes);
+      .set("memory_budget_bytes", plan.budget_bytes)
+      .set("update_in_backward", plan.update_in_backward);
   if (!plan.is_predicted) return json;
   json.set("policy", plan.policy)
       .set("predicted_peak_bytes", plan.predicted_peak_bytes)
@@ -110,6 +111,7 @@ std::string to_text(const RunPlan& plan) {
   if (!plan.is_predicted) return text;
   text += fmt::format("predicted: peak {}{}, {:.3f} s per update\n", format_bytes(plan.predicted_peak_bytes),
                       plan.budget_bytes > 0 ? fmt::format(" of {}", format_bytes(plan.budget_bytes)) : "", plan.predicted_step_seconds);
+  if (plan.update_in_backward) text += "parameters are updated inside backward, and each gradient is freed at once\n";
   std::string owners;
   for (const auto& [owner, bytes] : plan.bytes_by_owner) owners += fmt::format("{}{} {}", owners.empty() ? "" : ", ", owner, format_bytes(bytes));
   std::string phases;

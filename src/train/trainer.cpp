@@ -11,11 +11,13 @@
 #include <headroom/data/split.h>
 #include <headroom/execute/accumulator.h>
 #include <headroom/execute/executor.h>
+#include <headroom/execute/optimizer_in_backward.h>
 #include <headroom/memory/meter.h>
 #include <headroom/optim/clip.h>
 #include <headroom/optim/factory.h>
 #include <headroom/optim/schedule.h>
 #include <headroom/report/progress.h>
+#include <headroom/report/tensorboard.h>
 #include <headroom/train/run_plan.h>
 
 #include "train/snapshot.h"
@@ -77,6 +79,7 @@ struct Trainer::State {
   std::vector<std::pair<std::string, at::Tensor>> named_parameters;
   std::vector<at::Tensor> buffers;
   std::unique_ptr<LeanOptimizer> optimizer;
+  std::unique_ptr<OptimizerInBackward> in_backward;  // only where the plan updates there
   std::unique_ptr<Executor> executor;
   std::unique_ptr<MicroBatchLoader> loader;
   RunPlan plan;
@@ -149,6 +152,19 @@ struct Trainer::State {
     optimizer = make_optimizer(config, named_parameters);
     const OwnerScope owner(Owner::kOptimizer);
     optimizer->prepare_state();
+    if (plan.update_in_backward) watch_backward();
+  }
+
+  // A parameter that several stages share is complete after the backward of each of them.
+  void watch_backward() {
+    in_backward = std::make_unique<OptimizerInBackward>(*optimizer);
+    std::map<const void*, std::int64_t> num_uses;
+    for (std::size_t i = 0; i < chain.size(); ++i) {
+      if (const auto module = chain.stage(i).module()) {
+        for (const at::Tensor& parameter : module->parameters()) ++num_uses[parameter.unsafeGetTensorImpl()];
+      }
+    }
+    for (const auto& [name, parameter] : named_parameters) in_backward->expect_backwards(parameter, num_uses.at(parameter.unsafeGetTensorImpl()));
   }
 
   // What must be the same for a snapshot to be continued.
@@ -171,6 +187,7 @@ struct Trainer::State {
   Update step(const std::vector<std::int64_t>& samples, LrScheduler& scheduler) {
     const std::int64_t num_items = train_data->count_items(samples);
     request_micro_batches(samples);
+    if (plan.update_in_backward) in_backward->arm();
     double loss_sum = 0.0;
     for (std::size_t done = 0; done < samples.size();) {
       const MicroBatch micro = loader->next();
@@ -183,7 +200,13 @@ struct Trainer::State {
     Update update;
     update.num_samples = static_cast<std::int64_t>(samples.size());
     update.loss = loss_sum / static_cast<double>(std::max<std::int64_t>(num_items, 1));
-    apply(update, scheduler);
+    if (plan.update_in_backward) {
+      in_backward->finish();
+      scheduler.step();
+      update.applied = true;
+    } else {
+      apply(update, scheduler);
+    }
     return update;
   }
 
@@ -272,6 +295,12 @@ struct Trainer::State {
         reason = error.what_without_backtrace();
       }
       // Outside of the handler: the exception itself may hold tensors.
+      if (plan.update_in_backward) {
+        in_backward->disarm();
+        throw BudgetError(fmt::format("memory ran out while parameters were updated inside backward, which cannot be undone ({}); resume from "
+                                      "the last snapshot with a larger --memory_budget",
+                                      reason));
+      }
       undo_step(undo);
       try {
         plan_anew(reason, static_cast<std::int64_t>(samples.size()));
@@ -312,7 +341,7 @@ struct Trainer::State {
 
   RunPlanRequest planning_request() const;
   std::vector<Remedy> remedies() const;
-  void log_metrics(JsonLines& metrics, const Update& update, double epochs, double learning_rate, double seconds) const;
+  void log_metrics(JsonLines& metrics, TensorBoardWriter& board, const Update& update, double epochs, double learning_rate, double seconds) const;
   TrainResults results(double runtime, std::int64_t num_samples, std::int64_t first_step, double epochs, const std::vector<double>& step_seconds) const;
 };
 
@@ -356,6 +385,7 @@ RunPlanRequest Trainer::State::planning_request() const {
   request.budget_bytes = arguments.memory_budget_bytes;
   request.policy = arguments.gradient_checkpointing;
   request.keep_in_half = keep_in_half();
+  request.may_update_in_backward = why_not_in_backward({arguments.max_grad_norm, false, 1}).empty();
   request.prefetches = arguments.dataloader_num_workers > 0;
   request.optimizer_bytes = optimizer_bytes(arguments.optim);
   request.optimizer_is_allocated = optimizer != nullptr;
@@ -451,6 +481,7 @@ TrainResults Trainer::train() {
   }
 
   JsonLines metrics(arguments.report_to == "none" ? "" : arguments.output_dir + "/metrics.jsonl", state.position.global_step);
+  TensorBoardWriter board(arguments.report_to == "tensorboard" ? arguments.output_dir : "");
   Progress progress(!arguments.disable_tqdm && !arguments.json);
   state.chain.train(true);
   meter.reset_peak();
@@ -466,6 +497,8 @@ TrainResults Trainer::train() {
     Json line = Json::object();
     line.set("step", state.position.global_step).set("epoch", walk.epochs_done()).set("eval_loss", last_eval->loss).set("eval_accuracy", last_eval->accuracy);
     metrics.write(line);
+    board.add_scalar("eval/loss", last_eval->loss, state.position.global_step);
+    board.add_scalar("eval/accuracy", last_eval->accuracy, state.position.global_step);
     progress.finish();
     if (!arguments.json) {
       log_info(fmt::format("epoch {:.2f}: eval loss {:.4f}, accuracy {:.2f}%", walk.epochs_done(), last_eval->loss, 100 * last_eval->accuracy));
@@ -493,7 +526,7 @@ TrainResults Trainer::train() {
                         meter.live_bytes(), meter.peak_bytes()};
     progress.update(shown);
     if (step % arguments.logging_steps == 0 || step == total_updates) {
-      state.log_metrics(metrics, update, walk.epochs_done(), learning_rate, seconds);
+      state.log_metrics(metrics, board, update, walk.epochs_done(), learning_rate, seconds);
       progress.log(shown);
     }
     const bool epoch_ends = walk.epochs_done() == std::floor(walk.epochs_done());
@@ -533,7 +566,7 @@ void Trainer::State::finish_timeline() {
   write_file_atomically(arguments.output_dir + "/plan.json", to_json(plan).set("timeline", points).dump() + "\n");
 }
 
-void Trainer::State::log_metrics(JsonLines& metrics, const Update& update, double epochs, double learning_rate, double seconds) const {
+void Trainer::State::log_metrics(JsonLines& metrics, TensorBoardWriter& board, const Update& update, double epochs, double learning_rate, double seconds) const {
   const MemoryMeter& meter = MemoryMeter::instance();
   Json line = Json::object();
   line.set("step", position.global_step)
@@ -547,6 +580,11 @@ void Trainer::State::log_metrics(JsonLines& metrics, const Update& update, doubl
       .set("peak_bytes", meter.peak_bytes())
       .set("skipped_updates", position.num_skipped_updates);
   metrics.write(line);
+  board.add_scalar("train/loss", update.loss, position.global_step);
+  board.add_scalar("train/grad_norm", update.grad_norm, position.global_step);
+  board.add_scalar("train/learning_rate", learning_rate, position.global_step);
+  board.add_scalar("train/samples_per_second", static_cast<double>(update.num_samples) / std::max(seconds, 1e-9), position.global_step);
+  board.add_scalar("memory/peak_bytes", static_cast<double>(meter.peak_bytes()), position.global_step);
 }
 
 TrainResults Trainer::State::results(double runtime, std::int64_t num_samples, std::int64_t first_step, double epochs,

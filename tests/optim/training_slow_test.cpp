@@ -140,7 +140,7 @@ TEST_F(SmallGptTraining, AdafactorEndsWithin2PercentOfAdamW) {
   EXPECT_LE(loss, 1.02 * adamw_loss_);
 }
 
-/// The mean training loss over the last 200 updates of an epoch.
+/// The mean training loss over the last 200 updates of an epoch in which the rate falls to 0.
 double train_on_images(const Dataset& images, const std::string& optimizer_name, double learning_rate) {
   constexpr std::int64_t kImageBatch = 100;
   torch::manual_seed(6);
@@ -156,6 +156,8 @@ double train_on_images(const Dataset& images, const std::string& optimizer_name,
     const at::Tensor loss = torch::nn::functional::cross_entropy(model->forward(batch.inputs.at(0)), batch.targets.at(0));
     testing::clear_gradients(*model);
     loss.backward();
+    const double remaining = 1 - static_cast<double>(update) / static_cast<double>(num_updates);
+    for (auto& group : optimizer->param_groups()) group.options().set_lr(learning_rate * remaining);
     optimizer->step();
     if (update >= num_updates - 200) sum += loss.item<double>() / 200;
   }

@@ -55,8 +55,32 @@ INSTANTIATE_TEST_SUITE_P(Models, Budgets,
                          ::testing::Values(RunCase{"mlp", "hidden=64,layers=6", 32, 8, "adamw"},
                                            RunCase{"nin", "width=4,rows=14,columns=14", 8, 4, "sgd"},
                                            RunCase{"nin", "width=4,rows=14,columns=14", 8, 8, "adamw"},
-                                           RunCase{"resnet", "blocks=40,width=4,rows=10,columns=10", 8, 4, "adamw"}),
+                                           RunCase{"resnet", "blocks=40,width=4,rows=10,columns=10", 8, 4, "adamw"},
+                                           RunCase{"gpt", "n_layer=4,n_head=2,n_embd=32,block_size=32,vocab_size=64,dropout=0.1", 8, 4, "adamw"},
+                                           RunCase{"gpt", "n_layer=4,n_head=2,n_embd=32,block_size=32,vocab_size=64,dropout=0.1", 8, 8, "adafactor"}),
                          [](const auto& which) { return which.param.model + std::to_string(which.index); });
+
+TEST(UpdateInBackward, ServesABudgetThatNothingElseDoesWithTheSameWeights) {
+  set_log_quiet(true);
+  for (const RunCase& run : {RunCase{"mlp", "hidden=128,layers=8", 4, 4, "adamw"},
+                             RunCase{"gpt", "n_layer=4,n_head=2,n_embd=64,block_size=16,vocab_size=64", 2, 2, "adamw"}}) {
+    const ScratchFolder folder("in_backward");
+    TrainingArguments arguments = arguments_of(run, 0, folder.path());
+    arguments.max_grad_norm = 0.0;
+    const TrainResults plain = PreparedRun(run, arguments).trainer->train();
+    const std::int64_t gradients = plain.peak_bytes_by_owner.at("gradients");
+    // Weights, optimizer and gradients alone are more than this.
+    arguments.memory_budget_bytes = plain.num_parameters * 4 * 3 + gradients * 3 / 4;
+    PreparedRun prepared(run, arguments);
+    EXPECT_TRUE(prepared.trainer->plan().update_in_backward);
+    const TrainResults results = prepared.trainer->train();
+    EXPECT_EQ(results.weights_sha256, plain.weights_sha256) << run.model;
+    EXPECT_LE(results.peak_memory_bytes, arguments.memory_budget_bytes);
+    EXPECT_LE(results.peak_memory_bytes, results.predicted_peak_bytes);
+    arguments.max_grad_norm = 1.0;  // clipping needs all gradients at once
+    EXPECT_THROW(PreparedRun(run, arguments).trainer->train(), BudgetError);
+  }
+}
 
 TEST(Splits, DifferentSplitsAgreeUpToTheOrderOfSums) {
   set_log_quiet(true);

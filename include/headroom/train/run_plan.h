@@ -23,6 +23,8 @@ struct RunPlanRequest {
   std::int64_t budget_bytes = 0;       ///< 0: none
   std::string policy;                  ///< --gradient_checkpointing; empty: keep everything, or optimal when there is a budget
   std::optional<at::ScalarType> keep_in_half;  ///< as of the executor
+  /// Nothing needs all gradients at once (clipping does), so that parameters may be updated inside backward where nothing else fits.
+  bool may_update_in_backward = false;
   bool prefetches = false;             ///< one more micro-batch is in memory
   std::int64_t optimizer_bytes = 0;    ///< of its state
   bool optimizer_is_allocated = false;
@@ -40,6 +42,8 @@ struct RunPlan {
   std::int64_t micro_batch = 1;        ///< the largest of the micro-batches
   std::int64_t num_micro_batches = 1;  ///< of a full window
   std::map<std::int64_t, std::vector<Operation>> operations_by_size;
+
+  bool update_in_backward = false;  ///< each parameter is updated, and its gradient freed, as soon as it is complete
 
   bool is_predicted = false;  ///< false: nothing was asked for that needs a prediction, and what follows is empty
   std::int64_t budget_bytes = 0;
