@@ -4,7 +4,7 @@ BUILD := build/$(PRESET)
 JOBS ?= $(shell nproc)
 HEADROOM := $(BUILD)/bin/headroom
 
-.PHONY: all setup build test test-fast demo bench format clean
+.PHONY: all setup build test test-fast demo format clean
 
 all: build
 
@@ -23,11 +23,15 @@ test: build
 test-fast: build
 	ctest --preset $(PRESET) -L fast
 
+# The guide's experiment, whose memory is mostly weights, and a deeper network, whose memory is mostly activations.
 demo: setup $(BUILD)/build.ninja
 	cmake --build --preset $(PRESET) -j $(JOBS) --target headroom_app
 	$(HEADROOM) compare --model mlp --dataset fashion-mnist --optim sgd --learning_rate 1e-3 --lr_scheduler_type constant \
-	    --max_grad_norm 0 --shuffle false --global_batch_size 64 --per_device_train_batch_size 16 --num_train_epochs 2 \
-	    --memory_budget 5600KiB --output_dir $(BUILD)/demo --disable_tqdm
+	    --max_grad_norm 0 --shuffle false --global_batch_size 64 --per_device_train_batch_size 16 --num_train_epochs 1 \
+	    --memory_budget 5500KiB --output_dir $(BUILD)/demo/mlp --disable_tqdm
+	$(HEADROOM) compare --model resnet --model_config blocks=16,norm=0 --dataset fashion-mnist --optim adamw --learning_rate 2e-3 \
+	    --lr_scheduler_type cosine --warmup_steps 10 --global_batch_size 64 --max_steps 60 \
+	    --memory_budget 8MiB --output_dir $(BUILD)/demo/resnet --disable_tqdm
 
 format:
 	clang-format -i $$(git ls-files '*.cpp' '*.h')

@@ -119,9 +119,10 @@ Command add_compare_command(CLI::App& app) {
   auto flags = std::make_shared<ArgumentFlags>(*command);
   return [flags] {
     const TrainingArguments arguments = flags->arguments();
+    set_log_quiet(arguments.disable_tqdm || arguments.json);
     std::vector<Outcome> outcomes;
     for (const Variant& variant : make_variants(arguments)) {
-      if (!arguments.json) log_info(fmt::format("-- {}", variant.name));
+      if (!arguments.json) fmt::print(stderr, "training: {}\n", variant.name);
       outcomes.push_back(run(variant));
     }
     if (arguments.json) {
