@@ -45,7 +45,7 @@ bool ends_with(const std::string& text, const std::string& end) {
 void open_tokens(const TrainingArguments& arguments, Task& task) {
   const ModelInput& input = task.model.input;
   if (input.kind != ModelInput::Kind::kTokens) {
-    throw ConfigError(fmt::format("--model {} reads images, but '{}' is a file of text or tokens; give an IDX folder or synthetic",
+    throw DataError(fmt::format("--model {} reads images, but '{}' is a file of text or tokens; give an IDX folder or synthetic",
                                   arguments.model, arguments.dataset));
   }
   Tokens tokens;

@@ -166,6 +166,7 @@ class ChainProfiler {
       profile.allocated.stages.push_back(std::move(pair.allocated));
       inputs = std::move(outputs);
     }
+    profile.is_complete = is_complete_;
     profile.seconds = std::chrono::duration<double>(Clock::now() - start).count();
     return profile;
   }
@@ -242,6 +243,7 @@ class ChainProfiler {
       });
     } catch (const c10::OutOfMemoryError&) {
       appearing.kept_bytes = allocated.kept_bytes = kMaxChainBytes / 4;
+      is_complete_ = false;
     }
     if (appearing.kept_bytes == kMaxChainBytes / 4) release_failed_backward();
     appearing.forward_ns = allocated.forward_ns = std::min(appearing.forward_ns, allocated.forward_ns);
@@ -289,6 +291,7 @@ class ChainProfiler {
   const MicroBatch& micro_;
   std::optional<at::ScalarType> half_;
   CleanGradients clean_;
+  bool is_complete_ = true;
   std::map<const void*, std::size_t> last_user_;
 };
 

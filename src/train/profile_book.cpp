@@ -80,7 +80,6 @@ bool ProfileBook::measure(std::int64_t num_samples) {
   log_info(fmt::format("profiling {} distinct stages of {} at micro-batch {}: {:.2f} s", profile->num_distinct, chain_.size(), num_samples,
                        profile->seconds));
   seconds_ += profile->seconds;
-  if (!cache_folder_.empty()) write_cache(*profile);
   measured_[num_samples] = std::move(*profile);
   return true;
 }
@@ -132,14 +131,17 @@ void ProfileBook::read_cache() {
   }
 }
 
-void ProfileBook::write_cache(const ChainProfile& profile) const {
-  fs::create_directories(cache_folder_);
-  write_file_atomically(chain_file(cache_folder_, profile.num_samples, "appearing").string(), chain_json(profile.appearing).dump() + "\n");
-  write_file_atomically(chain_file(cache_folder_, profile.num_samples, "allocated").string(), chain_json(profile.allocated).dump() + "\n");
+void ProfileBook::save() const {
+  if (cache_folder_.empty()) return;
   std::string index = cache_key_ + "\n";
-  for (const auto& [size, other] : measured_) index += fmt::format("{} {}\n", size, other.input_bytes);
-  index += fmt::format("{} {}\n", profile.num_samples, profile.input_bytes);
-  write_file_atomically((fs::path(cache_folder_) / "index.txt").string(), index);
+  for (const auto& [size, profile] : measured_) {
+    if (!profile.is_complete) continue;
+    fs::create_directories(cache_folder_);
+    write_file_atomically(chain_file(cache_folder_, size, "appearing").string(), chain_json(profile.appearing).dump() + "\n");
+    write_file_atomically(chain_file(cache_folder_, size, "allocated").string(), chain_json(profile.allocated).dump() + "\n");
+    index += fmt::format("{} {}\n", size, profile.input_bytes);
+  }
+  if (fs::exists(cache_folder_)) write_file_atomically((fs::path(cache_folder_) / "index.txt").string(), index);
 }
 
 }  // namespace headroom

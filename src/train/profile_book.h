@@ -33,11 +33,14 @@ class ProfileBook {
   /// Measured, or on the line through the nearest measured sizes. At least one size must have been measured.
   ChainProfile at(std::int64_t num_samples) const;
 
+  /// Leaves what was measured in the cache folder, for the next run. Profiles of a cap that some option did not fit are not left: another
+  /// run may have more room.
+  void save() const;
+
   double seconds() const { return seconds_; }  ///< spent on measuring
 
  private:
   void read_cache();
-  void write_cache(const ChainProfile& profile) const;
 
   const Chain& chain_;
   Load load_;

@@ -176,6 +176,7 @@ class RunPlanner {
   }
 
   RunPlan describe(const TrainingPlan& found) {
+    book_.save();
     RunPlan plan;
     plan.global_batch = request_.global_batch;
     plan.micro_batch = found.micro_batches.front().size;

@@ -46,6 +46,7 @@ std::vector<Include> all_includes() {
 std::string room_of(const std::string& target) {
   std::string path = target;
   if (path.rfind("headroom/", 0) == 0) path = path.substr(9);
+  if (path.find('/') == std::string::npos) return "";  // <memory>, say, is no room
   const std::string first = path.substr(0, path.find('/'));
   return kRanks.count(first) != 0 ? first : "";
 }

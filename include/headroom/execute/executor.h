@@ -1,6 +1,6 @@
 #pragma once
 
-#include <headroom/data/micro_batch.h>
+#include <headroom/core/micro_batch.h>
 #include <headroom/model/chain.h>
 #include <headroom/plan/plan.h>
 

@@ -1,7 +1,7 @@
 #pragma once
 
 #include <headroom/config/chain_costs.h>
-#include <headroom/data/micro_batch.h>
+#include <headroom/core/micro_batch.h>
 #include <headroom/model/chain.h>
 
 #include <cstdint>
@@ -17,6 +17,7 @@ struct ChainProfile {
   ChainCosts appearing;
   /// Parameter gradients are allocated already: the other micro-batches of a window.
   ChainCosts allocated;
+  bool is_complete = true;  ///< false: some option of a stage did not fit under the cap, and has a size that no plan can choose
   double seconds = 0.0;           ///< that measuring took
   std::int64_t num_distinct = 0;  ///< stages that had to be measured; the others are equal to one of these
 };

@@ -1,7 +1,7 @@
 #pragma once
 
 #include <headroom/config/chain_costs.h>
-#include <headroom/data/micro_batch.h>
+#include <headroom/core/micro_batch.h>
 #include <headroom/model/chain.h>
 #include <headroom/plan/plan.h>
 #include <headroom/plan/search.h>
