@@ -81,8 +81,12 @@ TEST(House, LibrariesStayInTheirRooms) {
     if (starts_with(include.target, "nlohmann/")) {
       EXPECT_TRUE(include.is_source && (include.room == "config" || include.room == "report")) << include.file;
     }
-    if (starts_with(include.target, "spdlog/")) EXPECT_TRUE(include.is_source && include.room == "core") << include.file;
-    if (include.target.find("c10d") != std::string::npos) EXPECT_TRUE(include.is_source && include.room == "comm") << include.file;
+    if (starts_with(include.target, "spdlog/")) {
+      EXPECT_TRUE(include.is_source && include.room == "core") << include.file;
+    }
+    if (include.target.find("c10d") != std::string::npos) {
+      EXPECT_TRUE(include.is_source && include.room == "comm") << include.file;
+    }
   }
 }
 
