@@ -8,7 +8,7 @@ namespace headroom {
 
 /// How what autograd saves is kept until backward.
 enum class KeepAs : std::uint8_t {
-  kBf16,  ///< float and double as bfloat16: half the bytes (a quarter); gradients then differ from exact ones by about half a percent
+  kBf16,  ///< float and double as bfloat16: half the bytes (a quarter); gradients then differ from exact ones by some tenths of a percent
   kDisk,  ///< in a file, bit for bit
 };
 
