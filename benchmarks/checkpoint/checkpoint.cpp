@@ -114,11 +114,11 @@ void measure_step() {
   }
   const double ideal = fastest(ideals), plain_seconds = fastest(times[0]);
   std::printf("\n12 transformer blocks, width 128, 8 x 128 tokens; forward + forward + backward takes %.0f ms\n", 1e3 * ideal);
-  std::printf("%-24s %10s %9s %12s %16s\n", "", "peak MB", "of plain", "time/plain", "time/(F + F + B)");
+  std::printf("%-24s %10s %9s %12s %16s %16s\n", "", "peak MB", "of plain", "time/plain", "time/(F + F + B)", "by medians");
   for (std::size_t i = 0; i < variants.size(); ++i) {
-    std::printf("%-24s %10.1f %8.0f%% %12.2f %16.2f\n", variants[i].name.c_str(), static_cast<double>(peaks[i]) / 1e6,
+    std::printf("%-24s %10.1f %8.0f%% %12.2f %16.2f %16.2f\n", variants[i].name.c_str(), static_cast<double>(peaks[i]) / 1e6,
                 100.0 * static_cast<double>(peaks[i]) / static_cast<double>(peaks[0]), fastest(times[i]) / plain_seconds,
-                fastest(times[i]) / ideal);
+                fastest(times[i]) / ideal, median(times[i]) / median(ideals));
   }
 }
 

@@ -141,7 +141,8 @@ class ChainProfiler {
     }
   }
 
-  ChainProfile run() {
+  /// Nothing when a stage does not fit in any way.
+  std::optional<ChainProfile> run() {
     const auto start = Clock::now();
     const OwnerScope owner(Owner::kActivations);
     ChainProfile profile;
@@ -161,6 +162,7 @@ class ChainProfiler {
         ++profile.num_distinct;
         if (!key.empty()) known[key] = pair;
       }
+      if (!fits_) return std::nullopt;
       pair.appearing.name = pair.allocated.name = stage.name();
       profile.appearing.stages.push_back(std::move(pair.appearing));
       profile.allocated.stages.push_back(std::move(pair.allocated));
@@ -220,6 +222,8 @@ class ChainProfiler {
       measure_option(index, inputs, shapes, static_cast<int>(option), pair);
     }
     clean_.clear();
+    const auto fits = [](const StageOption& option) { return option.kept_bytes < kMaxChainBytes / 4; };
+    if (std::none_of(pair.appearing.options.begin(), pair.appearing.options.end(), fits)) fits_ = false;
     return last ? Tensors{} : run_once(index, inputs);
   }
 
@@ -292,6 +296,7 @@ class ChainProfiler {
   std::optional<at::ScalarType> half_;
   CleanGradients clean_;
   bool is_complete_ = true;
+  bool fits_ = true;  // every stage has an option that does
   std::map<const void*, std::size_t> last_user_;
 };
 

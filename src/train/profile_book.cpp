@@ -6,6 +6,8 @@
 
 #include <fmt/format.h>
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <filesystem>
 #include <fstream>
@@ -77,8 +79,11 @@ bool ProfileBook::measure(std::int64_t num_samples) {
     smallest_failure_ = num_samples;
     return false;
   }
-  log_info(fmt::format("profiling {} distinct stages of {} at micro-batch {}: {:.2f} s", profile->num_distinct, chain_.size(), num_samples,
-                       profile->seconds));
+  // Elsewhere than on a terminal, a budget that cannot be met gives one line and no more.
+  if (isatty(STDERR_FILENO) != 0) {
+    log_info(fmt::format("profiling {} distinct stages of {} at micro-batch {}: {:.2f} s", profile->num_distinct, chain_.size(),
+                         num_samples, profile->seconds));
+  }
   seconds_ += profile->seconds;
   measured_[num_samples] = std::move(*profile);
   return true;

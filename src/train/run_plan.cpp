@@ -51,6 +51,7 @@ class RunPlanner {
   }
 
   RunPlan run() {
+    check_static_floor();
     const bool searches = request_.fixed_micro_batch == 0;
     const bool optimal = request_.budget_bytes > 0 && (request_.policy.empty() || request_.policy == "optimal");
     if (!searches || !optimal) return optimal ? plan_optimal(false) : plan_policy();
@@ -59,6 +60,20 @@ class RunPlanner {
   }
 
  private:
+  // What no plan can avoid is known without measuring anything.
+  void check_static_floor() const {
+    const std::int64_t gradients = request_.may_update_in_backward ? 0 : gradient_bytes_;
+    const std::int64_t floor = resident_bytes_ + request_.optimizer_bytes + gradients;
+    if (request_.budget_bytes == 0 || floor <= request_.budget_bytes) return;
+    std::string remedies;
+    for (const Remedy& remedy : request_.remedies)
+      remedies += fmt::format(" or {} (saves {})", remedy.change, format_bytes(remedy.saved_bytes));
+    throw BudgetError(
+        fmt::format("budget {} is below the {} floor of any plan (weights {}, gradients {}, optimizer {}); raise --memory_budget{}",
+                    format_bytes(request_.budget_bytes), format_bytes(floor), format_bytes(resident_bytes_), format_bytes(gradients),
+                    format_bytes(request_.optimizer_bytes), remedies));
+  }
+
   std::int64_t fixed_size() const { return request_.fixed_micro_batch > 0 ? request_.fixed_micro_batch : request_.global_batch; }
 
   std::int64_t inputs(const ChainProfile& profile) const { return profile.input_bytes * (request_.prefetches ? 2 : 1); }
@@ -141,8 +156,9 @@ class RunPlanner {
 
   [[noreturn]] void fail_to_measure(std::int64_t size) const {
     const std::int64_t cap = MemoryMeter::instance().cap();
-    throw BudgetError(fmt::format("budget {} does not hold the weights ({}) and one stage at a micro-batch of {}; raise --memory_budget{}",
-                                  format_bytes(cap), format_bytes(resident_bytes_), size, size > 1 ? " or use a smaller micro-batch" : ""));
+    throw BudgetError(fmt::format(
+        "budget {} is below the floor: it does not hold the weights ({}) and one stage at a micro-batch of {}; raise --memory_budget{}",
+        format_bytes(cap), format_bytes(resident_bytes_), size, size > 1 ? " or use a smaller micro-batch" : ""));
   }
 
   // A fixed policy, or keeping everything, at a fixed size: as fast and as large as it is.

@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include <csignal>
+#include <cstdio>
 #include <filesystem>
 
 #include "execute/checkpoint_support.h"
@@ -76,10 +77,12 @@ TEST_F(KeepAsTest, Bf16HalvesTheBytesAndStaysClose) {
     return block->forward(x).pow(2).mean();
   });
   expect_same_bits(compressed.loss, plain.loss, "forward computes with the exact values");
+  double largest = 0;
   for (std::size_t i = 0; i < plain.gradients.size(); ++i) {
-    const double difference = (compressed.gradients[i] - plain.gradients[i]).norm().item<double>();
-    EXPECT_LE(difference, 0.02 * plain.gradients[i].norm().item<double>()) << i;
+    largest = std::max(largest, ((compressed.gradients[i] - plain.gradients[i]).norm() / plain.gradients[i].norm()).item<double>());
   }
+  std::printf("kept as bf16, a gradient differs by %.2f%% at most\n", 100 * largest);
+  EXPECT_LE(largest, 0.02);
 }
 
 TEST_F(KeepAsTest, SharedTensorsAreStoredOnce) {

@@ -85,6 +85,23 @@ TEST_F(MeterTest, AssignOwnerMovesTheWholeStorage) {
   EXPECT_EQ(meter.use().live_by_owner, use.live_by_owner);
 }
 
+TEST_F(MeterTest, AllocationsAreNumberedAndNumbersAreNotUsedTwice) {
+  const std::uint64_t before = meter.num_allocations();
+  std::uint64_t first = 0;
+  {
+    const torch::Tensor tensor = torch::empty({1000}, torch::kUInt8);
+    first = meter.allocation_number(tensor);
+    EXPECT_EQ(meter.allocation_number(tensor.slice(0, 10, 20)), first) << "a view has its storage's number";
+  }
+  EXPECT_GT(first, before);
+  const torch::Tensor again = torch::empty({1000}, torch::kUInt8);
+  EXPECT_GT(meter.allocation_number(again), first) << "even where the block is the same";
+  EXPECT_EQ(meter.num_allocations(), meter.allocation_number(again));
+  char foreign[8];
+  EXPECT_EQ(meter.allocation_number(torch::from_blob(foreign, {8}, torch::kUInt8)), 0u);
+  EXPECT_EQ(meter.allocation_number(torch::Tensor()), 0u);
+}
+
 TEST_F(MeterTest, PeaksByPhase) {
   torch::Tensor kept;
   {

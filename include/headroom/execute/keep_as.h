@@ -10,7 +10,7 @@ namespace headroom {
 
 /// How what autograd saves is kept until backward.
 enum class KeepAs : std::uint8_t {
-  kBf16,  ///< float and double as bfloat16: half the bytes (a quarter); gradients then differ from exact ones by about half a percent
+  kBf16,  ///< float and double as bfloat16: half the bytes (a quarter); gradients then differ from exact ones by some tenths of a percent
   kFp16,  ///< the same as half: more digits, but nothing above 65504
   kDisk,  ///< in a file, bit for bit
 };
