@@ -6,6 +6,7 @@
 
 #include <fmt/format.h>
 
+#include <fcntl.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -18,7 +19,8 @@ class PyTorchProcess {
   /// `arguments` are those of `serve`. PyTorch gets the matrix kernels that this program uses, unless it shall run as it is installed.
   PyTorchProcess(const std::string& arguments, bool as_installed) {
     int to_child[2], from_child[2];
-    if (pipe(to_child) != 0 || pipe(from_child) != 0) throw std::runtime_error("no pipe");
+    // Closed in other children: PyTorch ends when the last writer of its input does.
+    if (pipe2(to_child, O_CLOEXEC) != 0 || pipe2(from_child, O_CLOEXEC) != 0) throw std::runtime_error("no pipe");
     const std::string core = headroom::blas_core();
     const std::string blas = as_installed || core.empty() ? "" : "OPENBLAS_CORETYPE=" + core + " ";
     const std::string command = fmt::format("{}exec /usr/bin/python3 {}/pytorch_gpt.py serve {}", blas, HEADROOM_BENCHMARK_DIR, arguments);
