@@ -24,8 +24,6 @@ struct EstimateFlags {
   bool json = false;
 };
 
-// Parameter shapes without their memory: modules built under a meta-device default are not to be had in C++, so the model is made in
-// full precision once. Its bytes are known from the shapes alone afterwards.
 std::vector<std::vector<std::int64_t>> parameter_shapes(const Chain& chain) {
   std::vector<std::vector<std::int64_t>> shapes;
   for (const auto& item : chain.named_parameters()) shapes.push_back(item.second.sizes().vec());

@@ -14,7 +14,6 @@ namespace {
 struct StageDecision {
   int num_forwards = 0;
   int option = -1;      // of the run that backward uses
-  bool stored = false;  // its input is held on its own
 };
 
 std::vector<StageDecision> decisions(const RunPlan& plan) {
@@ -23,7 +22,6 @@ std::vector<StageDecision> decisions(const RunPlan& plan) {
     StageDecision& decision = result[static_cast<std::size_t>(operation.stage - 1)];
     if (operation.kind == OperationKind::kBackward || operation.kind == OperationKind::kFree) continue;
     ++decision.num_forwards;
-    if (operation.kind == OperationKind::kForwardStore) decision.stored = true;
     if (operation.kind == OperationKind::kForwardKeep) decision.option = operation.option;
   }
   return result;
