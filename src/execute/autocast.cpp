@@ -133,7 +133,7 @@ Autocast::~Autocast() {
 HalfPrecision choose_half_precision(c10::Device device, c10::ScalarType dtype) {
   const char* name = dtype == c10::kHalf ? "fp16" : "bf16";
   if (device.is_cuda()) return {true, fmt::format("{}: computing in {} on {}, weights in fp32", name, name, device.str())};
-  if (dtype == c10::kHalf) return {false, "fp16: LibTorch has no products in it on a CPU: computing in fp32, keeping activations in fp16"};
+  if (dtype == c10::kHalf) return {false, "fp16: on a CPU autocast is for bf16 alone: computing in fp32, keeping activations in fp16"};
   static const HalfPrecision bf16 = ask_cpu_for_bf16();
   return bf16;
 }

@@ -117,12 +117,17 @@ struct AttentionResidual : torch::autograd::Function<AttentionResidual> {
       ops::linear_grad_input(d, saved[kProjWeight], dy_rows);
     }
     at::Tensor norm = saved[kNorm];
-    if (!norm.defined()) {
+    const auto make_norm = [&] {
+      if (norm.defined()) return;
       norm = ops::make_floats({num_rows, width}, dout);
       ops::layer_norm_apply(x_rows, saved[kNormWeight], saved[kNormBias], saved[kMean], saved[kRstd], norm);
-    }
-    const at::Tensor dqkv = attention_grad(ctx, saved, norm, dy);
+    };
+    at::Tensor half_qkv = ops::take_out(ctx->saved_data, "qkv");
+    if (!saved[kQkv].defined() && !half_qkv.defined()) make_norm();
+    const at::Tensor dqkv = attention_grad(ctx, saved, std::move(half_qkv), norm, dy);
     const at::Tensor dqkv_rows = dqkv.view({num_rows, 3 * width});
+    saved[kY] = at::Tensor();
+    make_norm();  // as late as it can be: attention needs the most memory
     {
       const ops::ParameterGrad dbias(saved[kQkvBias], ctx->needs_input_grad(kQkvBias));
       if (dbias.wanted()) ops::column_sums(dqkv_rows, dbias.gradient, dbias.accumulate);
@@ -142,7 +147,8 @@ struct AttentionResidual : torch::autograd::Function<AttentionResidual> {
   }
 
   // Turns qkv back, or computes it again where it was not kept; its memory then becomes the gradient's.
-  static at::Tensor attention_grad(AutogradContext* ctx, const variable_list& saved, const at::Tensor& norm, const at::Tensor& dy) {
+  static at::Tensor attention_grad(AutogradContext* ctx, const variable_list& saved, at::Tensor half_qkv, const at::Tensor& norm,
+                                   const at::Tensor& dy) {
     ops::AttentionParams params;
     params.num_heads = ctx->saved_data["num_heads"].toInt();
     params.causal = ctx->saved_data["causal"].toBool();
@@ -150,11 +156,11 @@ struct AttentionResidual : torch::autograd::Function<AttentionResidual> {
                                             static_cast<std::uint64_t>(ctx->saved_data["seed"].toInt()));
     params.key_mask = saved[kKeyMask];
     at::Tensor qkv = saved[kQkv], dqkv;
-    const at::Tensor half = ops::take_out(ctx->saved_data, "qkv");
     if (qkv.defined()) {
       dqkv = at::empty_like(qkv);
-    } else if (half.defined()) {
-      qkv = dqkv = convert(half, at::kFloat);
+    } else if (half_qkv.defined()) {
+      qkv = dqkv = convert(half_qkv, at::kFloat);
+      half_qkv = at::Tensor();
     } else {
       qkv = dqkv = ops::make_floats({dy.size(0), dy.size(1), 3 * dy.size(2)}, dy);
       ops::linear(norm, saved[kQkvWeight], qkv.view({norm.size(0), 3 * norm.size(1)}), 0.0);
