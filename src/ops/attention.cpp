@@ -19,9 +19,9 @@ struct AttentionFunction : torch::autograd::Function<AttentionFunction> {
   static at::Tensor forward(AutogradContext* ctx, const at::Tensor& qkv, const ops::AttentionParams& params, double dropout_p) {
     const std::int64_t num_samples = qkv.size(0), length = qkv.size(1);
     at::Tensor y = ops::make_floats({num_samples, length, qkv.size(2) / 3}, qkv);
-    at::Tensor lse = ops::make_floats({num_samples, params.num_heads, length}, qkv);
-    ops::attention_forward(params, qkv, {}, y, lse);
-    ctx->save_for_backward({qkv, y, lse, params.key_mask});
+    at::Tensor softmax = ops::make_floats({num_samples, params.num_heads, 2, length}, qkv);
+    ops::attention_forward(params, qkv, {}, y, softmax);
+    ctx->save_for_backward({qkv, y, softmax, params.key_mask});
     ctx->saved_data["num_heads"] = params.num_heads;
     ctx->saved_data["causal"] = params.causal;
     ctx->saved_data["dropout_p"] = dropout_p;

@@ -25,7 +25,7 @@ struct Call {
 };
 
 // The first seven are the tensors that autograd knows, in its order.
-enum Saved { kX, kNormWeight, kNormBias, kQkvWeight, kQkvBias, kProjWeight, kProjBias, kMean, kRstd, kNorm, kQkv, kY, kLse, kKeyMask };
+enum Saved { kX, kNormWeight, kNormBias, kQkvWeight, kQkvBias, kProjWeight, kProjBias, kMean, kRstd, kNorm, kQkv, kY, kSoftmax, kKeyMask };
 
 struct AttentionResidual : torch::autograd::Function<AttentionResidual> {
   static at::Tensor forward(AutogradContext* ctx, const at::Tensor& x, const at::Tensor& norm_weight, const at::Tensor& norm_bias,
@@ -40,14 +40,15 @@ struct AttentionResidual : torch::autograd::Function<AttentionResidual> {
     ops::linear(norm, qkv_weight, qkv.view({num_rows, 3 * width}), 0.0);
     if (!call.wants_grad || !call.keep_norm) norm = at::Tensor();
     at::Tensor y = ops::make_floats({num_samples, length, width}, x);
-    at::Tensor lse = ops::make_floats({num_samples, call.params.num_heads, length}, x);
-    ops::attention_forward(call.params, qkv, qkv_bias, y, lse);
+    at::Tensor softmax = ops::make_floats({num_samples, call.params.num_heads, 2, length}, x);
+    ops::attention_forward(call.params, qkv, qkv_bias, y, softmax);
     if (!call.wants_grad || !call.keep_qkv) qkv = at::Tensor();
     at::Tensor out = at::empty_like(x);
     add_projection(y, proj_weight, proj_bias, rows, call, out.view({num_rows, width}));
     if (call.wants_grad)
       save(ctx,
-           {x, norm_weight, norm_bias, qkv_weight, qkv_bias, proj_weight, proj_bias, mean, rstd, norm, qkv, y, lse, call.params.key_mask},
+           {x, norm_weight, norm_bias, qkv_weight, qkv_bias, proj_weight, proj_bias, mean, rstd, norm, qkv, y, softmax,
+            call.params.key_mask},
            call);
     return out;
   }
@@ -140,7 +141,7 @@ struct AttentionResidual : torch::autograd::Function<AttentionResidual> {
       qkv = dqkv = ops::make_floats({dy.size(0), dy.size(1), 3 * dy.size(2)}, dy);
       ops::linear(norm, saved[kQkvWeight], qkv.view({norm.size(0), 3 * norm.size(1)}), 0.0);
     }
-    ops::attention_backward(params, qkv, saved[kQkvBias], saved[kY], saved[kLse], dy, dqkv);
+    ops::attention_backward(params, qkv, saved[kQkvBias], saved[kY], saved[kSoftmax], dy, dqkv);
     return dqkv;
   }
 };
