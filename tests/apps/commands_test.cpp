@@ -70,6 +70,29 @@ TEST_F(CommandsTest, InfoNamesBlasAndThreads) {
   EXPECT_GE(json["num_threads"].get<int>(), 1);
 }
 
+TEST_F(CommandsTest, PlanShowsTheStateOfEachOptimizer) {
+  std::vector<std::string> words = {"plan", "--model", "mlp", "--model_config", "hidden=8,layers=1", "--dataset", "synthetic"};
+  EXPECT_NE(run_program(words, folder_).out.find("adamw_8bit"), std::string::npos);
+  words.push_back("--json");
+  const auto json = nlohmann::json::parse(run_program(words, folder_).out);
+  const std::int64_t num_parameters = 784 * 8 + 8 + 8 * 10 + 10;
+  EXPECT_EQ(json["optimizer_state_bytes"]["sgd"], 0);
+  EXPECT_EQ(json["optimizer_state_bytes"]["adamw"], 8 * num_parameters);
+  EXPECT_EQ(json["optimizer_state_bytes"].size(), 5U);
+}
+
+TEST_F(CommandsTest, OneLineSaysHowHalfPrecisionIsUsed) {
+  for (const std::string flag : {"--bf16", "--fp16"}) {
+    const Outcome outcome = run_program(train("half", {flag, "--max_steps", "1", "--disable_tqdm"}), folder_);
+    ASSERT_EQ(outcome.exit_code, 0) << outcome.err;
+    EXPECT_NE(outcome.err.find(flag.substr(2) + ": "), std::string::npos) << outcome.err;
+    EXPECT_EQ(std::count(outcome.err.begin(), outcome.err.end(), '\n'), 1) << outcome.err;
+  }
+  const Outcome refused = run_program(train("half", {"--fp16", "--half_precision_backend", "autocast"}), folder_);
+  EXPECT_EQ(refused.exit_code, 2);
+  EXPECT_NE(refused.err.find("--half_precision_backend keep"), std::string::npos) << refused.err;
+}
+
 TEST_F(CommandsTest, AFlagWinsOverTheConfigurationFile) {
   write_plain(folder_ / "run.json", R"({"max_steps": 5, "seed": 1, "per_device_train_batch_size": 4, "disable_tqdm": true})");
   const Outcome outcome = run_program(train("out", {"--config", folder_ / "run.json", "--max_steps", "2", "--json"}), folder_);
