@@ -28,7 +28,7 @@ struct Call {
 };
 
 // The first seven are the tensors that autograd knows, in its order.
-enum Saved { kX, kNormWeight, kNormBias, kQkvWeight, kQkvBias, kProjWeight, kProjBias, kMean, kRstd, kNorm, kQkv, kY, kLse, kKeyMask };
+enum Saved { kX, kNormWeight, kNormBias, kQkvWeight, kQkvBias, kProjWeight, kProjBias, kMean, kRstd, kNorm, kQkv, kY, kSoftmax, kKeyMask };
 
 struct AttentionResidual : torch::autograd::Function<AttentionResidual> {
   static at::Tensor forward(AutogradContext* ctx, const at::Tensor& x, const at::Tensor& norm_weight, const at::Tensor& norm_bias,
@@ -43,8 +43,8 @@ struct AttentionResidual : torch::autograd::Function<AttentionResidual> {
     ops::linear(norm, qkv_weight, qkv.view({num_rows, 3 * width}), 0.0);
     if (!call.wants_grad || !call.keep_norm) norm = at::Tensor();
     at::Tensor y = ops::make_floats({num_samples, length, width}, x);
-    at::Tensor lse = ops::make_floats({num_samples, call.params.num_heads, length}, x);
-    ops::attention_forward(call.params, qkv, qkv_bias, y, lse);
+    at::Tensor softmax = ops::make_floats({num_samples, call.params.num_heads, 2, length}, x);
+    ops::attention_forward(call.params, qkv, qkv_bias, y, softmax);
     if (call.wants_grad && call.keep_qkv && ops::keeps_half(call.kept_type, qkv.numel())) {
       ops::keep_exact(ctx->saved_data, "qkv", convert(qkv, *call.kept_type));
       qkv = at::Tensor();
@@ -56,7 +56,7 @@ struct AttentionResidual : torch::autograd::Function<AttentionResidual> {
     if (call.kept_type) round_to(out, *call.kept_type);
     if (call.wants_grad)
       save(ctx, {x, norm_weight, norm_bias, qkv_weight, qkv_bias, proj_weight, proj_bias, {}, {}, norm, qkv, y, {}, call.params.key_mask},
-           mean, rstd, lse, call);
+           mean, rstd, softmax, call);
     return out;
   }
 
@@ -73,12 +73,12 @@ struct AttentionResidual : torch::autograd::Function<AttentionResidual> {
     }
   }
 
-  static void save(AutogradContext* ctx, variable_list tensors, const at::Tensor& mean, const at::Tensor& rstd, const at::Tensor& lse,
+  static void save(AutogradContext* ctx, variable_list tensors, const at::Tensor& mean, const at::Tensor& rstd, const at::Tensor& softmax,
                    const Call& call) {
     ctx->save_for_backward(std::move(tensors));
     ops::keep_exact(ctx->saved_data, "mean", mean);
     ops::keep_exact(ctx->saved_data, "rstd", rstd);
-    ops::keep_exact(ctx->saved_data, "lse", lse);
+    ops::keep_exact(ctx->saved_data, "softmax", softmax);
     ops::keep_type(ctx->saved_data, call.kept_type);
     ctx->saved_data["num_heads"] = call.params.num_heads;
     ctx->saved_data["causal"] = call.params.causal;
@@ -93,7 +93,7 @@ struct AttentionResidual : torch::autograd::Function<AttentionResidual> {
     variable_list saved = ctx->get_saved_variables();
     saved[kMean] = ops::take_exact(ctx->saved_data, "mean");
     saved[kRstd] = ops::take_exact(ctx->saved_data, "rstd");
-    saved[kLse] = ops::take_exact(ctx->saved_data, "lse");
+    saved[kSoftmax] = ops::take_exact(ctx->saved_data, "softmax");
     const at::Tensor dout = grads[0].contiguous();
     const std::int64_t num_samples = dout.size(0), length = dout.size(1), width = dout.size(2), num_rows = num_samples * length;
     const at::Tensor dout_rows = dout.view({num_rows, width}), x_rows = saved[kX].view({num_rows, width});
@@ -166,7 +166,7 @@ struct AttentionResidual : torch::autograd::Function<AttentionResidual> {
       ops::linear(norm, saved[kQkvWeight], qkv.view({norm.size(0), 3 * norm.size(1)}), 0.0);
       ops::round_as_kept(ctx->saved_data, qkv, qkv.numel());
     }
-    ops::attention_backward(params, qkv, saved[kQkvBias], saved[kY], saved[kLse], dy, dqkv);
+    ops::attention_backward(params, qkv, saved[kQkvBias], saved[kY], saved[kSoftmax], dy, dqkv);
     return dqkv;
   }
 };

@@ -270,26 +270,26 @@ void column_sums(const at::Tensor& x, at::Tensor sums, bool accumulate) {
            [&](float* partial, std::int64_t begin, std::int64_t end) { kernels::column_sums(px, partial, begin, end, width_of(x)); });
 }
 
-void attention_forward(const AttentionParams& params, const at::Tensor& qkv, const at::Tensor& bias, at::Tensor y, at::Tensor lse) {
+void attention_forward(const AttentionParams& params, const at::Tensor& qkv, const at::Tensor& bias, at::Tensor y, at::Tensor softmax) {
   const kernels::AttentionCall call = make_call(params, qkv, bias);
   const std::int64_t num_workers = num_workers_for(call), size = kernels::attention_forward_scratch(call.length, call.head_size);
   const at::Tensor scratch = make_floats({num_workers, size}, qkv);
   if (qkv.is_meta() || qkv.numel() == 0) return;
-  float *base = data(scratch), *py = data(y), *pl = data(lse);
+  float *base = data(scratch), *py = data(y), *ps = data(softmax);
   for_items(call.num_samples * call.num_heads, num_workers,
-            [&](std::int64_t item, std::int64_t worker) { kernels::attention_forward_head(call, py, pl, item, base + worker * size); });
+            [&](std::int64_t item, std::int64_t worker) { kernels::attention_forward_head(call, py, ps, item, base + worker * size); });
 }
 
 void attention_backward(const AttentionParams& params, const at::Tensor& qkv, const at::Tensor& bias, const at::Tensor& y,
-                        const at::Tensor& lse, const at::Tensor& dy, at::Tensor dqkv) {
+                        const at::Tensor& softmax, const at::Tensor& dy, at::Tensor dqkv) {
   const kernels::AttentionCall call = make_call(params, qkv, bias);
   const std::int64_t num_workers = num_workers_for(call), size = kernels::attention_backward_scratch(call.length, call.head_size);
   const at::Tensor scratch = make_floats({num_workers, size}, qkv);
   if (qkv.is_meta() || qkv.numel() == 0) return;
-  const float *py = data(y), *pl = data(lse), *pd = data(dy);
+  const float *py = data(y), *ps = data(softmax), *pd = data(dy);
   float *base = data(scratch), *po = data(dqkv);
   for_items(call.num_samples * call.num_heads, num_workers, [&](std::int64_t item, std::int64_t worker) {
-    kernels::attention_backward_head(call, py, pl, pd, po, item, base + worker * size);
+    kernels::attention_backward_head(call, py, ps, pd, po, item, base + worker * size);
   });
 }
 

@@ -99,10 +99,10 @@ struct AttentionParams {
   kernels::Dropout dropout;
   at::Tensor key_mask;  ///< (B, T) bool, contiguous; optional
 };
-/// qkv (B, T, 3C) without its bias -> y (B, T, C), lse (B, H, T)
-void attention_forward(const AttentionParams& params, const at::Tensor& qkv, const at::Tensor& bias, at::Tensor y, at::Tensor lse);
+/// qkv (B, T, 3C) without its bias -> y (B, T, C), softmax (B, H, 2, T) as kernels.h has it
+void attention_forward(const AttentionParams& params, const at::Tensor& qkv, const at::Tensor& bias, at::Tensor y, at::Tensor softmax);
 /// dqkv (B, T, 3C) is written; it may be qkv, since every head is read before it is written.
 void attention_backward(const AttentionParams& params, const at::Tensor& qkv, const at::Tensor& bias, const at::Tensor& y,
-                        const at::Tensor& lse, const at::Tensor& dy, at::Tensor dqkv);
+                        const at::Tensor& softmax, const at::Tensor& dy, at::Tensor dqkv);
 
 }  // namespace headroom::ops

@@ -93,7 +93,7 @@ void write_archives(const fs::path& folder, const Chain& chain, const torch::opt
   place.write("loss_scale_num_skipped", c10::IValue(position.scaler.num_skipped));
   place.write("random_state", cpu_random_state(), /*is_buffer=*/true);
   std::string settings;
-  for (const auto& [key, value] : position.settings) settings += key + "=" + value + "\n";
+  for (const auto& [key, value] : position.settings) settings += fmt::format("{}={}\n", key, value);
   place.write("settings", c10::IValue(settings));
   place.save_to((folder / kFiles[2]).string());
 }
