@@ -13,9 +13,12 @@
 #define HEADROOM_ALLOCATE_CONST
 #define HEADROOM_DEFINE_COPY_DATA \
   void copy_data(void* to, const void* from, std::size_t num_bytes) const override { default_copy_data(to, from, num_bytes); }
+#define HEADROOM_DEFINE_COPY_NOTHING \
+  void copy_data(void* /*to*/, const void* /*from*/, std::size_t /*num_bytes*/) const override {}
 #else
 #define HEADROOM_ALLOCATE_CONST const
 #define HEADROOM_DEFINE_COPY_DATA
+#define HEADROOM_DEFINE_COPY_NOTHING
 #endif
 
 // at::scaled_dot_product_attention took its present form in 2.1.
