@@ -1,8 +1,9 @@
-// Most kernels of the CPU allocate their results and nothing else. Convolutions and batch norms also need scratch memory, whose size only
-// the library that runs them knows: they are asked by running them, on a few samples.
+// Most kernels of the CPU allocate their results and nothing else. Convolutions and norms also need scratch memory, whose size only the
+// library that runs them knows: they are asked by running them alone, on no more samples than fit into a little memory.
 #include "memory/shape_kernels.h"
 
 #include <headroom/memory/meter.h>
+#include <headroom/memory/shape_meter.h>
 
 #include <ATen/ATen.h>
 #include <ATen/core/dispatch/Dispatcher.h>
@@ -19,6 +20,7 @@
 #include <numeric>
 #include <string>
 #include <tuple>
+#include <utility>
 #include <vector>
 
 namespace headroom {
@@ -33,6 +35,8 @@ using Mask = std::array<bool, 3>;
 bool is_given(const MaybeTensor& tensor) { return tensor.has_value() && tensor->defined(); }
 
 // ---- Scratch memory.
+
+thread_local bool may_run_kernels = true;
 
 /// Makes inputs for so many samples and returns what runs the operator on them.
 using Probe = std::function<std::function<void()>(std::int64_t num_samples)>;
@@ -49,9 +53,11 @@ std::int64_t measure_peak(const Probe& probe, std::int64_t num_samples) {
   return meter.peak_bytes() - before;
 }
 
-// Many samples are on the line through two smaller numbers of them, or a little above: buffers are rounded up to whole cache lines. `few`
-// is from where on the library treats all numbers alike.
-std::int64_t peak_bytes(const std::string& key, std::int64_t num_samples, std::int64_t few, const Probe& probe) {
+// As many samples as make 64 MiB are run; more are on the line through that number and half of it, or a little above: how a library shares
+// the samples among threads, and rounds its buffers up, is not quite a line.
+std::int64_t peak_bytes(const std::string& key, std::int64_t num_samples, std::int64_t total_bytes, const Probe& probe) {
+  TORCH_CHECK(may_run_kernels, "the scratch memory of an operator is known only by running it");
+  constexpr std::int64_t kMostBytes = std::int64_t{64} << 20, kFewestSamples = 8;
   static std::mutex mutex;
   static std::map<std::string, std::int64_t> known;
   const std::lock_guard<std::mutex> lock(mutex);
@@ -60,10 +66,18 @@ std::int64_t peak_bytes(const std::string& key, std::int64_t num_samples, std::i
     const auto found = known.find(full);
     return found != known.end() ? found->second : known[full] = measure_peak(probe, size);
   };
-  if (num_samples <= 2 * few) return peak_of(num_samples);
-  const std::int64_t low = peak_of(few), high = peak_of(2 * few);
-  const std::int64_t on_line = low + ((num_samples - few) * (high - low) + few - 1) / few;
-  return on_line + on_line / 512 + 512;
+  const std::int64_t sample_bytes = std::max<std::int64_t>(1, total_bytes / std::max<std::int64_t>(1, num_samples));
+  const std::int64_t most = std::max(kFewestSamples, kMostBytes / sample_bytes);
+  if (num_samples <= most) return peak_of(num_samples);
+  const std::int64_t low = peak_of(most / 2), high = peak_of(most);
+  const std::int64_t on_line = high + (num_samples - most) * (high - low) / (most - most / 2);
+  return on_line + on_line / 100 + 1024;
+}
+
+std::int64_t bytes_of(std::initializer_list<Tensor> tensors) {
+  std::int64_t bytes = 0;
+  for (const Tensor& tensor : tensors) bytes += static_cast<std::int64_t>(tensor.nbytes());
+  return bytes;
 }
 
 // Holds, for a moment, what the operator needs beyond its results.
@@ -73,8 +87,6 @@ void touch_scratch(std::int64_t operator_peak_bytes, std::initializer_list<Tenso
   }
   if (operator_peak_bytes > 0) at::empty({operator_peak_bytes}, at::TensorOptions().dtype(at::kByte).device(at::kMeta));
 }
-
-constexpr std::int64_t kFew = 4;
 
 Tensor sample(const Tensor& like, std::int64_t num_samples) {
   std::vector<std::int64_t> sizes = like.sizes().vec();
@@ -123,9 +135,6 @@ struct Convolution {
     return fmt::format("{} {} {} {} {} {} {} {} {} {}", name, input.sizes().slice(1), weight.sizes(), stride, padding, dilation, transposed,
                        output_padding, groups, c10::toString(input.scalar_type()));
   }
-
-  // With one thread, LibTorch gives a 1x1 convolution of fewer samples to another library.
-  static std::int64_t few() { return at::get_num_threads() > 1 ? kFew : 16; }
 };
 
 Tensor convolution(const Tensor& input, const Tensor& weight, const MaybeTensor& bias, IntArrayRef stride, IntArrayRef padding,
@@ -137,9 +146,8 @@ Tensor convolution(const Tensor& input, const Tensor& weight, const MaybeTensor&
       at::convolution(x, w, b, call.stride, call.padding, call.dilation, transposed, call.output_padding, groups);
     };
   };
-  touch_scratch(
-      peak_bytes(call.key("convolution", input, weight) + (is_given(bias) ? " bias" : ""), input.size(0), Convolution::few(), probe),
-      {output});
+  const std::string key = call.key("convolution", input, weight) + (is_given(bias) ? " bias" : "");
+  touch_scratch(peak_bytes(key, input.size(0), bytes_of({input, output}), probe), {output});
   return output;
 }
 
@@ -157,7 +165,7 @@ Three convolution_backward(const Tensor& dy, const Tensor& input, const Tensor& 
     };
   };
   const std::string key = fmt::format("{} {}", call.key("convolution_backward", input, weight), wanted);
-  touch_scratch(peak_bytes(key, input.size(0), Convolution::few(), probe), {dinput, dweight, dbias});
+  touch_scratch(peak_bytes(key, input.size(0), bytes_of({input, dy}), probe), {dinput, dweight, dbias});
   return {dinput, dweight, dbias};
 }
 
@@ -173,7 +181,7 @@ Three batch_norm(const Tensor& x, const MaybeTensor& weight, const MaybeTensor& 
     };
   };
   const std::string key = fmt::format("batch_norm {} {} {} {}", x.sizes().slice(1), is_given(weight), is_given(mean), training);
-  touch_scratch(peak_bytes(key, x.size(0), kFew, probe), {y, saved_mean, saved_rstd});
+  touch_scratch(peak_bytes(key, x.size(0), 2 * bytes_of({x}), probe), {y, saved_mean, saved_rstd});
   return {y, saved_mean, saved_rstd};
 }
 
@@ -186,7 +194,7 @@ Three batch_norm_backward(const Tensor& dy, const Tensor& x, const MaybeTensor& 
             sr = whole(saved_rstd)] { at::native_batch_norm_backward(d, s, w, m, v, sm, sr, training, eps, wanted); };
   };
   const std::string key = fmt::format("batch_norm_backward {} {} {} {}", x.sizes().slice(1), is_given(weight), training, wanted);
-  touch_scratch(peak_bytes(key, x.size(0), kFew, probe), {dx, dweight, dbias});
+  touch_scratch(peak_bytes(key, x.size(0), 2 * bytes_of({x}), probe), {dx, dweight, dbias});
   return {dx, dweight, dbias};
 }
 
@@ -215,7 +223,7 @@ Three layer_norm_backward(const Tensor& /*dy*/, const Tensor& x, IntArrayRef nor
     };
   };
   const std::string key = fmt::format("layer_norm_backward {} {} {} {}", normalized, is_given(weight), is_given(bias), wanted);
-  touch_scratch(peak_bytes(key, num_rows(x, normalized), kFew, probe), {dx, dweight, dbias});
+  touch_scratch(peak_bytes(key, num_rows(x, normalized), 2 * bytes_of({x}), probe), {dx, dweight, dbias});
   return {dx, dweight, dbias};
 }
 
@@ -249,6 +257,9 @@ void add_if_missing(torch::Library& library, const char* name, Kernel kernel) {
 }
 
 }  // namespace
+
+CountOnlyScope::CountOnlyScope() : before_(std::exchange(may_run_kernels, false)) {}
+CountOnlyScope::~CountOnlyScope() { may_run_kernels = before_; }
 
 void register_shape_kernels() {
   static auto* library = new torch::Library(torch::Library::IMPL, "aten", c10::DispatchKey::Meta, __FILE__, __LINE__);

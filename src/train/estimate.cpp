@@ -2,6 +2,7 @@
 
 #include <headroom/config/accumulation_schedule.h>
 #include <headroom/core/error.h>
+#include <headroom/execute/autocast.h>
 #include <headroom/execute/optimizer_in_backward.h>
 #include <headroom/memory/shape_meter.h>
 #include <headroom/model/zoo.h>
@@ -49,15 +50,13 @@ class Estimator {
   explicit Estimator(const TrainingArguments& arguments) : arguments_(arguments), model_(build_shapes(arguments)) {
     // Everything on the meta device that lives now is the model.
     weights_bytes_ = ShapeMeter::instance().live_bytes() - live_before_;
-    std::optional<at::ScalarType> half;
-    if (arguments.fp16 || arguments.bf16) half = arguments.fp16 ? at::kHalf : at::kBFloat16;
-    request_.keep_in_half = half;
+    if (arguments.fp16 || arguments.bf16) set_half_precision(arguments.fp16 ? at::kHalf : at::kBFloat16);
     request_.resident_bytes = weights_bytes_;
     request_.optimizer_bytes = state_bytes(arguments.optim);
     request_.prefetches = arguments.dataloader_num_workers > 0;
     request_.may_update_in_backward = why_not_in_backward({arguments.max_grad_norm, false, 1}).empty();
     request_.load = [this](std::int64_t num_samples) { return shapes_of_samples(model_.input, num_samples); };
-    request_.book = std::make_shared<ProfileBook>(model_.chain, request_.load, half, "", "");
+    request_.book = std::make_shared<ProfileBook>(model_.chain, request_.load, request_.keep_in_half, std::nullopt, "", "");
     request_.global_batch =
         arguments.global_batch_size > 0
             ? arguments.global_batch_size
@@ -85,6 +84,16 @@ class Estimator {
   }
 
  private:
+  void set_half_precision(at::ScalarType type) {
+    const std::string& backend = arguments_.half_precision_backend;
+    if (backend == "autocast" || (backend == "auto" && choose_half_precision(c10::Device(arguments_.device), type).autocast)) {
+      throw ConfigError(
+          "estimate counts activations in fp32 or kept in half precision, not computed in it; add --half_precision_backend keep, "
+          "or ask headroom plan");
+    }
+    request_.keep_in_half = type;
+  }
+
   std::int64_t state_bytes(const std::string& name) const {
     OptimizerConfig config;
     config.name = name;

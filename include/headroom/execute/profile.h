@@ -25,13 +25,15 @@ struct ChainProfile {
 
 /// Measures a chain on `micro`. Stages of equal kind and input are measured once. One stage at a time is in memory, with its own
 /// gradients. Parameters, buffers and random state are left as they were; gradients are cleared before and after.
-/// `half` is ExecutorOptions::keep_in_half. Returns nothing when a stage alone does not fit under the meter's cap.
-/// With chain and micro-batch on the meta device nothing is computed or timed, and bytes are counted as count_chain() does.
-std::optional<ChainProfile> profile_chain(const Chain& chain, const MicroBatch& micro, std::optional<at::ScalarType> half = std::nullopt);
+/// `half` and `compute` are ExecutorOptions::keep_in_half and compute_in_half. Returns nothing when a stage alone does not fit under the
+/// meter's cap.
+/// With chain and micro-batch on the meta device bytes are counted and nothing is timed; only some operators run, alone (CountOnlyScope).
+std::optional<ChainProfile> profile_chain(const Chain& chain, const MicroBatch& micro, std::optional<at::ScalarType> half = std::nullopt,
+                                          std::optional<at::ScalarType> compute = std::nullopt);
 
-/// The bytes of `num_samples` samples, counted on the meta device without running anything: never below what would be measured, and above
-/// it by some bytes for scalars and, where there are convolutions, by less than 1%. `like` is any micro-batch of the chain. Returns nothing
-/// when some stage does not run without memory.
+/// The bytes of `num_samples` samples, counted on the meta device without running anything: those that would be measured, but for a few
+/// bytes more that are left for scalars. `like` is any micro-batch of the chain. Returns nothing when some stage does not run without
+/// memory, or has an operator (a convolution, a norm of LibTorch's) whose scratch memory only running it tells.
 std::optional<ChainProfile> count_chain(const Chain& chain, const MicroBatch& like, std::int64_t num_samples,
                                         std::optional<at::ScalarType> half = std::nullopt);
 

@@ -42,6 +42,19 @@ class ShapeOnlyScope {
   std::unique_ptr<Before> before_;
 };
 
+/// A few operators (convolutions, norms) need scratch memory whose size is known only by running them, alone and on a few samples, which is
+/// what happens when they meet meta tensors. While this lives they throw c10::Error on this thread instead.
+class CountOnlyScope {
+ public:
+  CountOnlyScope();
+  ~CountOnlyScope();
+  CountOnlyScope(const CountOnlyScope&) = delete;
+  CountOnlyScope& operator=(const CountOnlyScope&) = delete;
+
+ private:
+  bool before_;
+};
+
 /// Turns tensors into their shapes, in place, for as long as it lives: whoever holds them sees meta tensors, and afterwards the old
 /// contents. Parameters stay leaves. They must have no gradient, and nothing else may use them meanwhile.
 class WithoutMemory {
