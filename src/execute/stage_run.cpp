@@ -162,7 +162,7 @@ RecomputeScope::RecomputeScope(const Stage& stage, const StageState& state) : ra
   const auto module = stage.module();
   if (!module) return;
   for (const at::Tensor& buffer : module->buffers()) {
-    if (!buffer.defined() || buffer.numel() == 0) continue;
+    if (!buffer.defined() || buffer.numel() == 0 || buffer.is_meta()) continue;
     const at::Tensor bytes = buffer.contiguous().cpu();
     buffers_.emplace_back(buffer, std::string(static_cast<const char*>(bytes.data_ptr()), bytes.nbytes()));
   }

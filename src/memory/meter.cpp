@@ -13,6 +13,7 @@
 #include <sstream>
 #include <vector>
 
+#include "memory/allocation_number.h"
 #include "memory/engine.h"
 #include "memory/pool.h"
 
@@ -92,11 +93,6 @@ class MeteredAllocator final : public c10::Allocator {
     pool_.trim(use_.live_bytes);
   }
 
-  std::uint64_t num_allocations() const {
-    const std::lock_guard<std::mutex> lock(mutex_);
-    return num_allocations_;
-  }
-
   Phase enter(Phase phase) {
     const std::lock_guard<std::mutex> lock(mutex_);
     const Phase before = phase_;
@@ -136,7 +132,7 @@ class MeteredAllocator final : public c10::Allocator {
           HEADROOM_NO_BACKTRACE);
     }
     block->requested_bytes = bytes;
-    block->allocation_number = ++num_allocations_;
+    block->allocation_number = ++last_allocation_number;
     block->owner = static_cast<std::uint8_t>(thread_owner);
     use_.live_bytes += bytes;
     raise(use_.peak_bytes, use_.live_bytes);
@@ -155,7 +151,6 @@ class MeteredAllocator final : public c10::Allocator {
   mutable std::mutex mutex_;
   MemoryUse use_;
   std::int64_t cap_bytes_ = 0;
-  std::uint64_t num_allocations_ = 0;
   Phase phase_ = Phase::kIdle;
   BlockPool pool_;
 };
@@ -219,9 +214,10 @@ void MemoryMeter::assign_owner(const at::Tensor& tensor, Owner owner) {
   if (void* data = metered_data(tensor)) MeteredAllocator::instance().assign_owner(data, owner);
 }
 
-std::uint64_t MemoryMeter::num_allocations() const { return MeteredAllocator::instance().num_allocations(); }
+std::uint64_t MemoryMeter::num_allocations() const { return last_allocation_number; }
 
 std::uint64_t MemoryMeter::allocation_number(const at::Tensor& tensor) const {
+  if (tensor.defined() && tensor.is_meta()) return shape_allocation_number(tensor);
   void* data = metered_data(tensor);
   return data ? Block::of(data)->allocation_number : 0;
 }

@@ -70,6 +70,27 @@ TEST_F(CommandsTest, InfoNamesBlasAndThreads) {
   EXPECT_GE(json["num_threads"].get<int>(), 1);
 }
 
+TEST_F(CommandsTest, EstimateSizesALargeModelWithoutMakingIt) {
+  const Outcome small = run_program({"estimate", "--model", "mlp", "--json"}, folder_);
+  ASSERT_EQ(small.exit_code, 0) << small.err;
+  const std::vector<std::string> words = {"estimate", "--model", "gpt2-xl", "--memory_budget", "40GiB", "--global_batch_size", "16"};
+  std::vector<std::string> with_json = words;
+  with_json.emplace_back("--json");
+  const Outcome large = run_program(with_json, folder_);
+  ASSERT_EQ(large.exit_code, 0) << large.err;
+  const auto json = nlohmann::json::parse(large.out);
+  EXPECT_EQ(json["num_parameters"], 1557611200);
+  EXPECT_EQ(json["policies"].size(), 4U);
+  EXPECT_EQ(json["fits"], json["floor"]["peak_bytes"].get<std::int64_t>() <= std::int64_t{40} << 30);
+  EXPECT_EQ(json["fits"], !json["ways"].empty());
+  EXPECT_LT(large.peak_resident_bytes - small.peak_resident_bytes, std::int64_t{256} << 20) << "the weights alone are 5.8 GiB";
+  const Outcome text = run_program(words, folder_);
+  EXPECT_EQ(text.exit_code, 0);
+  for (const std::string part : {"gpt2-xl", "adafactor", "leanest plan", "times are not known"}) {
+    EXPECT_NE(text.out.find(part), std::string::npos) << part;
+  }
+}
+
 TEST_F(CommandsTest, PlanShowsTheStateOfEachOptimizer) {
   std::vector<std::string> words = {"plan", "--model", "mlp", "--model_config", "hidden=8,layers=1", "--dataset", "synthetic"};
   EXPECT_NE(run_program(words, folder_).out.find("adamw_8bit"), std::string::npos);

@@ -43,6 +43,10 @@ class Stage {
   /// Stages of the same kind and the same input shapes cost the same, so that one of them is measured for all. Empty: not shared.
   virtual std::string kind() const { return {}; }
 
+  /// True when forward runs on tensors of the meta device too, which have shapes but no memory, and then makes the same allocations: it
+  /// reads no value and no address of a tensor, and all tensors that it uses are inputs or belong to the module.
+  virtual bool runs_without_memory() const { return false; }
+
   const std::string& name() const { return name_; }
 
  protected:
@@ -62,8 +66,9 @@ class Chain {
 
   Chain() = default;
 
-  /// One stage per child of the Sequential, and the loss as part of the last child's stage.
-  static Chain from_sequential(const std::shared_ptr<torch::nn::SequentialImpl>& sequential, Loss loss);
+  /// One stage per child of the Sequential, and the loss as part of the last child's stage. `runs_without_memory` is what the stages say
+  /// of themselves.
+  static Chain from_sequential(const std::shared_ptr<torch::nn::SequentialImpl>& sequential, Loss loss, bool runs_without_memory = false);
 
   /// Adds a stage. Names must be unique: throws ConfigError otherwise.
   Chain& add(std::shared_ptr<Stage> stage);
@@ -79,6 +84,8 @@ class Chain {
   /// Buffers (BatchNorm's statistics, say), in stage order, each once.
   std::vector<std::pair<std::string, at::Tensor>> named_buffers() const;
   std::int64_t num_parameters() const;
+  /// True when every stage does.
+  bool runs_without_memory() const;
 
   /// Sets training or evaluation mode of every stage.
   void train(bool on = true) const;

@@ -10,12 +10,15 @@
 #include <cstdint>
 #include <functional>
 #include <map>
+#include <memory>
 #include <optional>
 #include <string>
 #include <utility>
 #include <vector>
 
 namespace headroom {
+
+class ProfileBook;
 
 /// What a plan for a run is asked to do.
 struct RunPlanRequest {
@@ -30,12 +33,14 @@ struct RunPlanRequest {
   bool prefetches = false;           ///< one more micro-batch is in memory
   std::int64_t optimizer_bytes = 0;  ///< of its state
   bool optimizer_is_allocated = false;
+  std::int64_t resident_bytes = -1;                          ///< weights and whatever else stays; negative: what is live now
   std::int64_t slack_bytes = 0;                              ///< of the budget, to be left free
   bool with_alternatives = false;                            ///< also say what half and double the budget would give
   std::vector<Remedy> remedies;                              ///< for the error when nothing fits
   std::string cache_folder;                                  ///< where measured costs are kept between runs; empty: nowhere
   std::string cache_key;                                     ///< what they depend on: model, sizes, device, threads, version
   std::function<MicroBatch(std::int64_t num_samples)> load;  ///< a micro-batch to measure with
+  std::shared_ptr<ProfileBook> book;                         ///< to go on with, of the same chain and load; null: a new one
 };
 
 /// How a run is trained: the split of the global batch, the operations of each micro-batch, and what they are predicted to cost.
@@ -78,6 +83,10 @@ struct RunPlan {
 
 /// Measures the chain as far as needed and plans. Throws BudgetError, with the floor's parts and the remedies, when nothing fits.
 RunPlan plan_run(const RunPlanRequest& request, const Chain& chain);
+
+/// The smallest budget with which the request's fixed_micro_batch can be trained; its own budget is ignored. Throws BudgetError when that
+/// cannot even be measured.
+std::int64_t smallest_budget(const RunPlanRequest& request, const Chain& chain);
 
 Json to_json(const RunPlan& plan);
 
