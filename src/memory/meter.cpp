@@ -132,7 +132,8 @@ class MeteredAllocator final : public c10::Allocator {
       const std::int64_t live_bytes = use_.live_bytes;
       lock.unlock();
       throw c10::OutOfMemoryError(
-          fmt::format("the system refused {} bytes with {} bytes of tensors live; a smaller batch needs less", num_bytes, live_bytes), "");
+          fmt::format("the system refused {} bytes with {} bytes of tensors live; a smaller batch needs less", num_bytes, live_bytes),
+          HEADROOM_NO_BACKTRACE);
     }
     block->requested_bytes = bytes;
     block->allocation_number = ++num_allocations_;
@@ -192,7 +193,10 @@ const char* phase_name(Phase phase) {
 
 // Without a backtrace: finding a micro-batch that fits may throw this a thousand times, and a trace costs milliseconds.
 OutOfBudget::OutOfBudget(std::int64_t requested_bytes, std::int64_t live_bytes, std::int64_t cap_bytes, const std::string& message)
-    : c10::OutOfMemoryError(message, ""), requested_bytes_(requested_bytes), live_bytes_(live_bytes), cap_bytes_(cap_bytes) {}
+    : c10::OutOfMemoryError(message, HEADROOM_NO_BACKTRACE),
+      requested_bytes_(requested_bytes),
+      live_bytes_(live_bytes),
+      cap_bytes_(cap_bytes) {}
 
 MemoryMeter& MemoryMeter::instance() {
   static MemoryMeter* meter = [] {

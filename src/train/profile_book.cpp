@@ -60,8 +60,14 @@ double step_seconds(const ChainProfile& profile) {
 
 }  // namespace
 
-ProfileBook::ProfileBook(const Chain& chain, Load load, std::optional<at::ScalarType> half, std::string cache_folder, std::string cache_key)
-    : chain_(chain), load_(std::move(load)), half_(half), cache_folder_(std::move(cache_folder)), cache_key_(std::move(cache_key)) {
+ProfileBook::ProfileBook(const Chain& chain, Load load, std::optional<at::ScalarType> half, std::optional<at::ScalarType> compute,
+                         std::string cache_folder, std::string cache_key)
+    : chain_(chain),
+      load_(std::move(load)),
+      half_(half),
+      compute_(compute),
+      cache_folder_(std::move(cache_folder)),
+      cache_key_(std::move(cache_key)) {
   if (!cache_folder_.empty()) read_cache();
 }
 
@@ -71,7 +77,7 @@ bool ProfileBook::measure(std::int64_t num_samples) {
   std::optional<ChainProfile> profile;
   try {
     const MicroBatch micro = load_(num_samples);
-    profile = profile_chain(chain_, micro, half_);
+    profile = profile_chain(chain_, micro, half_, compute_);
   } catch (const c10::OutOfMemoryError&) {
     profile.reset();
   }

@@ -18,7 +18,8 @@ class ProfileBook {
   using Load = std::function<MicroBatch(std::int64_t num_samples)>;
 
   /// Reads what an earlier run left in `cache_folder` under the same key; an empty folder keeps nothing.
-  ProfileBook(const Chain& chain, Load load, std::optional<at::ScalarType> half, std::string cache_folder, std::string cache_key);
+  ProfileBook(const Chain& chain, Load load, std::optional<at::ScalarType> half, std::optional<at::ScalarType> compute,
+              std::string cache_folder, std::string cache_key);
 
   /// Measures this size unless that was done before. False when a stage alone does not fit under the meter's cap.
   bool measure(std::int64_t num_samples);
@@ -45,6 +46,7 @@ class ProfileBook {
   const Chain& chain_;
   Load load_;
   std::optional<at::ScalarType> half_;
+  std::optional<at::ScalarType> compute_;
   std::string cache_folder_;
   std::string cache_key_;
   std::map<std::int64_t, ChainProfile> measured_;

@@ -18,6 +18,13 @@
 #define HEADROOM_DEFINE_COPY_DATA
 #endif
 
+// The backtrace of a c10::Error became an object in 2.5; this one is empty.
+#if HEADROOM_TORCH_AT_LEAST(2, 5)
+#define HEADROOM_NO_BACKTRACE nullptr
+#else
+#define HEADROOM_NO_BACKTRACE ""
+#endif
+
 // at::scaled_dot_product_attention took its present form in 2.1.
 #if HEADROOM_TORCH_AT_LEAST(2, 1)
 #define HEADROOM_HAS_FUSED_ATTENTION
