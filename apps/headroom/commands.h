@@ -50,5 +50,6 @@ Command add_plan_command(CLI::App& app);
 Command add_compare_command(CLI::App& app);
 Command add_info_command(CLI::App& app);
 Command add_estimate_command(CLI::App& app);
+Command add_report_command(CLI::App& app);
 
 }  // namespace headroom

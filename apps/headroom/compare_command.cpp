@@ -106,7 +106,8 @@ Table make_table(const std::vector<Outcome>& outcomes) {
                               static_cast<double>(base.peak_memory_bytes)),
                    with_ratio(format_bytes(r.peak_activation_bytes), static_cast<double>(r.peak_activation_bytes),
                               static_cast<double>(base.peak_activation_bytes)),
-                   fmt::format("{:.4f}", r.final_loss), r.eval ? fmt::format("{:.2f}%", 100 * r.eval->accuracy) : "-"});
+                   fmt::format("{:.4f}", r.final_loss),
+                   r.eval && r.eval->accuracy ? fmt::format("{:.2f}%", 100 * *r.eval->accuracy) : "-"});
   }
   return table;
 }

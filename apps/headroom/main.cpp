@@ -27,7 +27,9 @@ int fail(const std::string& message, headroom::ExitCode code) {
 std::string unknown_word(const CLI::App& app, const std::string& word) {
   std::vector<std::string> known;
   if (word.rfind("--", 0) == 0) {
-    for (const CLI::Option* option : app.get_options()) known.push_back("--" + option->get_lnames().front());
+    for (const CLI::Option* option : app.get_options()) {
+      if (!option->get_lnames().empty()) known.push_back("--" + option->get_lnames().front());  // a positional one has none
+    }
   } else {
     for (const CLI::App* command : app.get_subcommands({})) known.push_back(command->get_name());
   }
@@ -55,7 +57,8 @@ int main(int argc, char** argv) {
   app.set_version_flag("--version", std::string("headroom ") + kVersion);
   app.require_subcommand(1);
   std::map<const CLI::App*, Command> commands;
-  for (const auto& add : {add_train_command, add_plan_command, add_compare_command, add_estimate_command, add_info_command}) {
+  for (const auto& add :
+       {add_train_command, add_plan_command, add_compare_command, add_estimate_command, add_report_command, add_info_command}) {
     const std::size_t before = app.get_subcommands({}).size();
     Command command = add(app);
     commands[app.get_subcommands({})[before]] = std::move(command);

@@ -46,7 +46,7 @@ void open_tokens(const TrainingArguments& arguments, Task& task) {
   const ModelInput& input = task.model.input;
   if (input.kind != ModelInput::Kind::kTokens) {
     throw DataError(fmt::format("--model {} reads images, but '{}' is a file of text or tokens; give an IDX folder or synthetic",
-                                  arguments.model, arguments.dataset));
+                                arguments.model, arguments.dataset));
   }
   Tokens tokens;
   if (ends_with(arguments.dataset, ".bin")) {
@@ -65,6 +65,19 @@ void open_tokens(const TrainingArguments& arguments, Task& task) {
                                       static_cast<std::uint64_t>(arguments.order_seed()));
   if (tokens->size() - num_train > input.length) {
     task.eval_data = make_crops_in_order(part_of(tokens, num_train, tokens->size()), input.length, input.vocabulary);
+  }
+}
+
+// A tokenizer turns text into tokens: other data has no use for one.
+void check_tokenizer(const TrainingArguments& arguments) {
+  if (arguments.tokenizer.empty()) return;
+  const char* what = arguments.dataset == "synthetic"                                                           ? "is made up"
+                     : arguments.dataset == "fashion-mnist" || std::filesystem::is_directory(arguments.dataset) ? "holds images"
+                     : ends_with(arguments.dataset, ".bin")                                                     ? "holds tokens already"
+                                                                                                                : nullptr;
+  if (what != nullptr) {
+    throw ConfigError(fmt::format("--tokenizer is for text files, but --dataset '{}' {}: leave --tokenizer out, or give a text file",
+                                  arguments.dataset, what));
   }
 }
 
@@ -87,6 +100,7 @@ Task make_task(const TrainingArguments& arguments) {
   if (arguments.device != "cpu" && !runtime_info().has_cuda) {
     throw ConfigError(fmt::format("--device {}: this LibTorch has no CUDA; use --device cpu", arguments.device));
   }
+  check_tokenizer(arguments);
   MemoryMeter& meter = MemoryMeter::instance();
   meter.set_cap(arguments.memory_budget_bytes);
   seed_everything(static_cast<std::uint64_t>(arguments.seed));

@@ -10,6 +10,7 @@
 #include <fmt/format.h>
 #include <CLI/CLI.hpp>
 
+#include <cmath>
 #include <csignal>
 
 namespace headroom {
@@ -17,12 +18,20 @@ namespace {
 
 void stop_at_signal(int /*signal*/) { Trainer::request_stop(); }
 
-void print_results(const TrainResults& results) {
+// Perplexity is e^loss where the loss is per token.
+std::string evaluation_text(const EvalResults& eval, bool is_language_model) {
+  std::string text = fmt::format("loss {:.4f}", eval.loss);
+  if (eval.accuracy) text += fmt::format(", accuracy {:.2f}%", 100 * *eval.accuracy);
+  if (is_language_model) text += fmt::format(", perplexity {:.2f}", std::exp(eval.loss));
+  return text;
+}
+
+void print_results(const TrainResults& results, bool is_language_model) {
   fmt::print("updates           {} ({:.2f} epochs) in {:.1f} s: {:.0f} samples/s\n", results.global_step, results.epoch,
              results.train_runtime, results.train_samples_per_second);
   fmt::print("micro-batches     {} x {} samples\n", results.gradient_accumulation_steps, results.micro_batch_size);
   fmt::print("loss              {:.4f} (last global batch), {:.4f} (mean)\n", results.final_loss, results.train_loss);
-  if (results.eval) fmt::print("evaluation        loss {:.4f}, accuracy {:.2f}%\n", results.eval->loss, 100 * results.eval->accuracy);
+  if (results.eval) fmt::print("evaluation        {}\n", evaluation_text(*results.eval, is_language_model));
   fmt::print("peak memory       {} (activations {}), resident {}\n", format_bytes(results.peak_memory_bytes),
              format_bytes(results.peak_activation_bytes), format_bytes(results.peak_rss_bytes));
   if (results.predicted_peak_bytes > 0) {
@@ -58,7 +67,7 @@ Command add_train_command(CLI::App& app) {
     if (arguments.json) {
       fmt::print("{}\n", to_json(results).dump());
     } else {
-      print_results(results);
+      print_results(results, task.model.input.kind == ModelInput::Kind::kTokens);
     }
     if (arguments.sample && !trainer.was_interrupted()) print_sample(task, arguments);
     return static_cast<int>(trainer.was_interrupted() ? ExitCode::kInterrupted : ExitCode::kDone);

@@ -81,7 +81,9 @@ Chain Chain::from_sequential(const std::shared_ptr<torch::nn::SequentialImpl>& s
       forward = [body = std::move(forward), loss, module](const std::vector<at::Tensor>& inputs, const MicroBatch& micro) {
         const std::vector<at::Tensor> outputs = body(inputs, micro);
         std::vector<at::Tensor> results{loss(outputs, micro)};
-        if (!module->is_training()) results.push_back(num_right(outputs, micro));
+        if (!module->is_training()) {
+          if (at::Tensor right = num_right(outputs, micro); right.defined()) results.push_back(std::move(right));
+        }
         return results;
       };
     }
@@ -142,7 +144,9 @@ at::Tensor summed_cross_entropy(const std::vector<at::Tensor>& outputs, const Mi
 
 at::Tensor num_right(const std::vector<at::Tensor>& outputs, const MicroBatch& micro) {
   const at::Tensor& scores = outputs.at(0);  // (B, classes)
-  if (scores.dim() != 2 || micro.targets.empty()) return torch::zeros({}, torch::kLong);
+  const bool are_scores =
+      scores.dim() == 2 && !micro.targets.empty() && micro.targets[0].dim() == 1 && !micro.targets[0].is_floating_point();
+  if (!are_scores) return {};
   return scores.argmax(1).eq(micro.targets[0]).sum();
 }
 

@@ -11,7 +11,8 @@ Json to_json(const TrainResults& results) {
       .set("final_loss", results.final_loss)
       .set("epoch", results.epoch)
       .set("global_step", results.global_step);
-  if (results.eval) json.set("eval_loss", results.eval->loss).set("eval_accuracy", results.eval->accuracy);
+  if (results.eval) json.set("eval_loss", results.eval->loss);
+  if (results.eval && results.eval->accuracy) json.set("eval_accuracy", *results.eval->accuracy);
   Json owners = Json::object();
   for (const auto& [owner, bytes] : results.peak_bytes_by_owner) owners.set(owner, bytes);
   json.set("peak_memory_bytes", results.peak_memory_bytes)

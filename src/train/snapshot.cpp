@@ -3,8 +3,10 @@
 #include <headroom/core/error.h>
 #include <headroom/core/hash.h>
 #include <headroom/core/random.h>
+#include <headroom/memory/meter.h>
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 #include <torch/torch.h>
 
 #include <fcntl.h>
@@ -24,7 +26,7 @@ namespace fs = std::filesystem;
 
 constexpr const char* kPrefix = "snapshot-";
 constexpr const char* kChecksums = "checksums.sha256";
-const std::array<const char*, 3> kFiles = {"weights.pt", "optimizer.pt", "position.pt"};
+const std::array<const char*, 3> kFiles = {"weights.bin", "optimizer.pt", "position.pt"};
 
 [[noreturn]] void fail(const fs::path& path, const std::string& what) { throw SnapshotError(fmt::format("{}: {}", path.string(), what)); }
 
@@ -72,12 +74,56 @@ std::vector<std::pair<std::string, at::Tensor>> weights_of(const Chain& chain) {
   return tensors;
 }
 
+// Weights are a header, one line per tensor, and the bytes of the tensors in that order: they can be read where they belong, one by one,
+// where an archive would hold all of them a second time.
+std::string header_line(const std::string& name, const at::Tensor& tensor) {
+  return fmt::format("{} [{}] {}", c10::toString(tensor.scalar_type()), fmt::join(tensor.sizes(), ","), name);
+}
+
+void write_weights(const fs::path& path, const Chain& chain) {
+  const auto tensors = weights_of(chain);
+  std::ofstream file(path, std::ios::binary);
+  file << "headroom weights 1: " << tensors.size() << "\n";
+  for (const auto& [name, tensor] : tensors) file << header_line(name, tensor) << "\n";
+  for (const auto& [name, tensor] : tensors) {
+    const at::Tensor bytes = tensor.detach().cpu().contiguous();
+    file.write(static_cast<const char*>(bytes.data_ptr()), static_cast<std::streamsize>(bytes.nbytes()));
+  }
+  file.close();
+  if (!file) fail(path, "cannot be written");
+}
+
+// Opens the weights for reading after their header, which must be that of this model.
+std::ifstream open_weights(const fs::path& path, const Chain& chain) {
+  const auto tensors = weights_of(chain);
+  std::ifstream file(path, std::ios::binary);
+  std::string line;
+  if (!std::getline(file, line) || line.rfind("headroom weights 1: ", 0) != 0) fail(path, "is not readable: it holds no weights");
+  const bool same_count = line == fmt::format("headroom weights 1: {}", tensors.size());
+  for (const auto& [name, tensor] : tensors) {
+    if (!std::getline(file, line) || line != header_line(name, tensor)) {
+      fail(path, fmt::format("does not hold '{}' with the sizes of this model", name));
+    }
+  }
+  if (!same_count) fail(path, "holds more tensors than this model has");
+  return file;
+}
+
+void read_weights(const fs::path& path, const Chain& chain) {
+  std::ifstream file = open_weights(path, chain);
+  const torch::NoGradGuard no_grad;
+  for (auto& [name, tensor] : weights_of(chain)) {
+    const bool in_place = tensor.is_cpu() && tensor.is_contiguous();
+    at::Tensor bytes = in_place ? tensor.detach() : at::empty(tensor.sizes(), tensor.options().device(at::kCPU).requires_grad(false));
+    file.read(static_cast<char*>(bytes.data_ptr()), static_cast<std::streamsize>(bytes.nbytes()));
+    if (!file) fail(path, fmt::format("ends before '{}'", name));
+    if (!in_place) tensor.copy_(bytes);
+  }
+}
+
 void write_archives(const fs::path& folder, const Chain& chain, const torch::optim::Optimizer& optimizer,
                     const TrainingPosition& position) {
-  torch::serialize::OutputArchive weights;
-  std::size_t index = 0;
-  for (const auto& [name, tensor] : weights_of(chain)) weights.write(fmt::format("t{}", index++), tensor.detach(), /*is_buffer=*/true);
-  weights.save_to((folder / kFiles[0]).string());
+  write_weights(folder / kFiles[0], chain);
 
   torch::serialize::OutputArchive state;
   optimizer.save(state);
@@ -205,18 +251,13 @@ TrainingPosition load_snapshot(const std::string& folder_text, const Chain& chai
   TrainingPosition position = read_position(folder, place);
   check_settings(folder, position.settings, settings);
 
-  auto weights = open_archive(folder / kFiles[0]);
-  auto targets = weights_of(chain);
-  std::vector<at::Tensor> values(targets.size());
-  for (std::size_t i = 0; i < targets.size(); ++i) {
-    if (!weights.try_read(fmt::format("t{}", i), values[i], /*is_buffer=*/true) || values[i].sizes() != targets[i].second.sizes()) {
-      fail(folder / kFiles[0], fmt::format("does not hold '{}' with the sizes of this model", targets[i].first));
-    }
+  open_weights(folder / kFiles[0], chain);  // throws while nothing is changed
+  {
+    const OwnerScope owner(Owner::kOptimizer);
+    auto state = open_archive(folder / kFiles[1]);
+    optimizer.load(state);  // takes the tensors of the archive for its own
   }
-  auto state = open_archive(folder / kFiles[1]);
-  optimizer.load(state);
-  const torch::NoGradGuard no_grad;
-  for (std::size_t i = 0; i < targets.size(); ++i) targets[i].second.copy_(values[i]);
+  read_weights(folder / kFiles[0], chain);
   at::Tensor random_state;
   place.read("random_state", random_state, /*is_buffer=*/true);
   set_cpu_random_state(random_state);

@@ -45,6 +45,16 @@ void make_output_folder(const std::string& folder) {
   std::filesystem::remove(probe, error);
 }
 
+// What differs from the defaults, as a file for --config that makes the run again.
+Json to_json(const TrainingArguments& arguments) {
+  const TrainingArguments defaults;
+  Json json = Json::object();
+  for (const ArgumentField& field : argument_fields()) {
+    if (field.get(arguments) != field.get(defaults)) json.set(field.name, field.get(arguments));
+  }
+  return json;
+}
+
 void warn_about_batch_norms(const Chain& chain) {
   for (std::size_t i = 0; i < chain.size(); ++i) {
     if (const auto module = chain.stage(i).module()) warn_about_batch_norm(*module, chain.stage(i).name());
@@ -116,8 +126,10 @@ TrainResults Trainer::train() {
   }
   state.plan = plan_run(request, state.chain);
   state.start_optimizer();
+  if (snapshot.empty()) state.prepare_optimizer();  // else the snapshot brings the state: two of them might not fit
   const Grouping grouping = state.grouping();
   WindowWalk walk(grouping);
+  write_file_atomically(arguments.output_dir + "/training_args.json", to_json(arguments).dump() + "\n");
   write_file_atomically(arguments.output_dir + "/plan.json", to_json(state.plan).dump() + "\n");
   if (state.plan.is_predicted && !arguments.json && !arguments.disable_tqdm) log_info(to_text(state.plan));
   const std::int64_t total_updates = arguments.max_steps > 0 ? arguments.max_steps : grouping.num_updates(arguments.num_train_epochs);
@@ -125,6 +137,7 @@ TrainResults Trainer::train() {
                         LearningRateSchedule(parse_schedule_kind(arguments.lr_scheduler_type), total_updates, arguments.warmup_steps));
   if (!snapshot.empty()) {
     state.position = load_snapshot(snapshot, state.chain, *state.optimizer, state.resume_settings());
+    state.prepare_optimizer();
     scheduler.set_update(state.position.global_step - state.position.num_skipped_updates);
     state.scaler.restore(state.position.scaler);
     walk.seek(state.position.global_step);
@@ -152,17 +165,15 @@ TrainResults Trainer::train() {
     last_eval = evaluate();
     evaluated_at = state.position.global_step;
     Json line = Json::object();
-    line.set("step", state.position.global_step)
-        .set("epoch", walk.epochs_done())
-        .set("eval_loss", last_eval->loss)
-        .set("eval_accuracy", last_eval->accuracy);
+    line.set("step", state.position.global_step).set("epoch", walk.epochs_done()).set("eval_loss", last_eval->loss);
+    if (last_eval->accuracy) line.set("eval_accuracy", *last_eval->accuracy);
     metrics.write(line);
     board.add_scalar("eval/loss", last_eval->loss, state.position.global_step);
-    board.add_scalar("eval/accuracy", last_eval->accuracy, state.position.global_step);
+    if (last_eval->accuracy) board.add_scalar("eval/accuracy", *last_eval->accuracy, state.position.global_step);
     progress.finish();
     if (!arguments.json) {
-      log_info(
-          fmt::format("epoch {:.2f}: eval loss {:.4f}, accuracy {:.2f}%", walk.epochs_done(), last_eval->loss, 100 * last_eval->accuracy));
+      log_info(fmt::format("epoch {:.2f}: eval loss {:.4f}{}", walk.epochs_done(), last_eval->loss,
+                           last_eval->accuracy ? fmt::format(", accuracy {:.2f}%", 100 * *last_eval->accuracy) : ""));
     }
   };
 
@@ -219,19 +230,31 @@ TrainResults Trainer::train() {
 
 void Trainer::State::start_timeline() {
   timeline.clear();
+  highest_timeline.clear();
   records_timeline = true;
 }
 
 void Trainer::State::record_operation(std::size_t operation) {
-  if (!records_timeline) return;
-  if (operation < timeline.size()) records_timeline = false;  // the next micro-batch began
-  if (records_timeline) timeline.push_back({operation, MemoryMeter::instance().use()});
+  if (!records_timeline || !has_planned_size) return;
+  if (operation == 0) keep_highest_timeline();  // the next micro-batch began
+  timeline.push_back({operation, MemoryMeter::instance().use()});
+}
+
+void Trainer::State::keep_highest_timeline() {
+  const auto most = [](const std::vector<TimelinePoint>& points) {
+    std::int64_t bytes = -1;
+    for (const TimelinePoint& point : points) bytes = std::max(bytes, point.use.live_bytes);
+    return bytes;
+  };
+  if (most(timeline) > most(highest_timeline)) highest_timeline.swap(timeline);
+  timeline.clear();
 }
 
 void Trainer::State::finish_timeline() {
   records_timeline = false;
+  keep_highest_timeline();
   Json points = Json::array();
-  for (const TimelinePoint& point : timeline) {
+  for (const TimelinePoint& point : highest_timeline) {
     Json owners = Json::object();
     for (std::size_t owner = 0; owner < kNumOwners; ++owner)
       owners.set(owner_name(static_cast<Owner>(owner)), point.use.live_by_owner[owner]);
@@ -311,6 +334,7 @@ EvalResults Trainer::evaluate() {
   double loss_sum = 0.0;
   std::int64_t num_items = 0;
   std::int64_t num_right_answers = 0;
+  bool counts_answers = false;
   for (std::int64_t first = 0; first < state.eval_data->size(); first += batch) {
     std::vector<std::int64_t> indices;
     for (std::int64_t i = first; i < std::min(first + batch, state.eval_data->size()); ++i) indices.push_back(i);
@@ -321,13 +345,16 @@ EvalResults Trainer::evaluate() {
     }
     const std::vector<at::Tensor> outputs = state.executor->evaluate(micro);
     loss_sum += outputs.at(0).item<double>();
-    if (outputs.size() > 1) num_right_answers += outputs[1].item<std::int64_t>();
+    if (outputs.size() > 1) {
+      num_right_answers += outputs[1].item<std::int64_t>();
+      counts_answers = true;
+    }
     num_items += micro.num_items;
     results.num_samples += micro.num_samples;
   }
   state.chain.train(true);
   results.loss = loss_sum / static_cast<double>(std::max<std::int64_t>(num_items, 1));
-  results.accuracy = static_cast<double>(num_right_answers) / static_cast<double>(std::max<std::int64_t>(results.num_samples, 1));
+  if (counts_answers) results.accuracy = static_cast<double>(num_right_answers) / static_cast<double>(results.num_samples);
   return results;
 }
 

@@ -91,9 +91,12 @@ void Trainer::State::start_optimizer() {
   OptimizerConfig config = optimizer_config();
   config.learning_rate = base_learning_rate();
   optimizer = make_optimizer(config, named_parameters);
+  if (plan.update_in_backward) watch_backward();
+}
+
+void Trainer::State::prepare_optimizer() {
   const OwnerScope owner(Owner::kOptimizer);
   optimizer->prepare_state();
-  if (plan.update_in_backward) watch_backward();
 }
 
 void Trainer::State::watch_backward() {

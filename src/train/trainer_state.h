@@ -75,6 +75,8 @@ struct Trainer::State {
   std::int64_t optimizer_bytes(const std::string& name) const;
 
   void start_optimizer();
+  // Allocates the optimizer's state, as far as a snapshot has not brought it.
+  void prepare_optimizer();
 
   // A parameter that several stages share is complete after the backward of each of them.
   void watch_backward();
@@ -112,16 +114,18 @@ struct Trainer::State {
 
   void plan_anew(const std::string& reason, std::int64_t window);
 
-  // Bytes by owner after every operation of the first micro-batch of a step, for plan.json.
+  // Bytes by owner after every operation of one micro-batch of a step, for plan.json: of the one that held most.
   struct TimelinePoint {
     std::size_t operation;
     MemoryUse use;
   };
-  std::vector<TimelinePoint> timeline;
+  std::vector<TimelinePoint> timeline, highest_timeline;
   bool records_timeline = false;
+  bool has_planned_size = false;  // the micro-batch in progress: a smaller one may have other operations than plan.json shows
 
   void start_timeline();
   void record_operation(std::size_t operation);
+  void keep_highest_timeline();
   void finish_timeline();
 
   MicroBatch probe_batch(std::int64_t size) const;

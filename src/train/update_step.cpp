@@ -23,6 +23,7 @@ Update Trainer::State::step(const std::vector<std::int64_t>& samples, LrSchedule
   for (std::size_t done = 0; done < samples.size();) {
     const MicroBatch micro = loader->next();
     done += static_cast<std::size_t>(micro.num_samples);
+    has_planned_size = micro.num_samples == plan.micro_batch;
     const MicroResult result = executor->accumulate(micro, plan.operations_for(micro.num_samples),
                                                     scaler.scale_factor() / static_cast<double>(std::max<std::int64_t>(num_items, 1)));
     loss_sum += result.loss_sum;

@@ -186,6 +186,40 @@ TEST_F(BadInputTest, DataFiles) {
   expect_refused({train({}, folder_ / "corrupt"), 3, path});
 }
 
+TEST_F(BadInputTest, ATokenizerWithoutText) {
+  write_plain(folder_ / "tokens.bin", "abcd");
+  write_plain(folder_ / "some.model", "");
+  const std::vector<std::string> tokenizer = {"--tokenizer", folder_ / "some.model"};
+  fs::create_directories(folder_ / "images");
+  expect_refused({
+      {train(tokenizer), 2, "--tokenizer"},
+      {train(tokenizer, "fashion-mnist"), 2, "--tokenizer"},
+      {train(tokenizer, folder_ / "images"), 2, "--tokenizer"},
+      {train(tokenizer, folder_ / "tokens.bin"), 2, "--tokenizer"},
+  });
+}
+
+TEST_F(BadInputTest, Reports) {
+  ASSERT_EQ(run_program(train({"--max_steps", "2", "--logging_steps", "1"}), folder_).exit_code, 0);
+  fs::create_directories(folder_ / "empty");
+  write_plain(folder_ / "file", "");
+  expect_refused({
+      {{"report"}, 2, "DIR"},
+      {{"report", folder_ / "absent"}, 3, folder_ / "absent"},
+      {{"report", folder_ / "file"}, 3, folder_ / "file"},
+      {{"report", folder_ / "empty"}, 3, "train_results.json"},
+      {{"report", folder_ / "out", "--outptu", "x"}, 2, "--output"},
+      {{"report", folder_ / "out", "--output", folder_ / "file/page.html"}, 2, "page.html"},
+  });
+  for (const char* name : {"metrics.jsonl", "plan.json", "train_results.json"}) {
+    const std::string path = folder_ / (std::string("out/") + name), whole = read_file(path);
+    write_plain(path, whole.substr(0, whole.size() - 3));
+    expect_refused({{"report", folder_ / "out"}, 3, name});
+    write_plain(path, whole);
+  }
+  EXPECT_EQ(run_program({"report", folder_ / "out"}, folder_).exit_code, 0);
+}
+
 TEST_F(BadInputTest, OutputFoldersThatCannotBeWritten) {
   write_plain(folder_ / "file", "kept");
   const auto into = [&](const std::string& output) {
@@ -233,7 +267,7 @@ TEST_F(BadInputTest, Snapshots) {
       {resumed({"--resume_from_checkpoint", "last", "--shuffle", "false"}), 5, "shuffle"},
   });
 
-  const std::string weights = folder_ / "out/snapshot-4/weights.pt";
+  const std::string weights = folder_ / "out/snapshot-4/weights.bin";
   const std::string bytes = read_file(weights);
   std::string flipped = bytes;
   flipped[bytes.size() / 2] = static_cast<char>(flipped[bytes.size() / 2] ^ 1);

@@ -51,7 +51,10 @@ TEST_F(CommandsTest, HelpOfEverySubcommandShowsItsFlagsWithDefaults) {
   }
   const Outcome all = run_program({"--help"}, folder_);
   EXPECT_EQ(all.exit_code, 0);
-  for (const std::string command : {"train", "plan", "compare", "estimate", "info"}) {
+  const Outcome report = run_program({"report", "--help"}, folder_);
+  EXPECT_EQ(report.exit_code, 0);
+  for (const std::string part : {"DIR", "--output"}) EXPECT_NE(report.out.find(part), std::string::npos) << part;
+  for (const std::string command : {"train", "plan", "compare", "estimate", "report", "info"}) {
     EXPECT_NE(all.out.find("\n  " + command), std::string::npos) << command;
   }
 }
@@ -178,6 +181,51 @@ TEST_F(CommandsTest, AnInterruptedRunSavesAndResumesToTheSameWeights) {
     return lines;
   };
   EXPECT_EQ(steps_and_losses("cut"), steps_and_losses("whole")) << "the log of both parts reads as one";
+}
+
+TEST_F(CommandsTest, ReportMakesAPageOfARun) {
+  ASSERT_EQ(run_program(train("out", {"--max_steps", "4", "--logging_steps", "1", "--memory_budget", "64MiB"}), folder_).exit_code, 0);
+  const Outcome outcome = run_program({"report", folder_ / "out"}, folder_);
+  ASSERT_EQ(outcome.exit_code, 0) << outcome.err;
+  EXPECT_EQ(outcome.out, folder_ / "out/report.html\n");
+  const std::string page = read_file(folder_ / "out/report.html");
+  for (const std::string part : {"<svg", "budget 64.00 MiB", "Memory of one step", "hidden=64", "</html>"}) {
+    EXPECT_NE(page.find(part), std::string::npos) << part;
+  }
+  ASSERT_EQ(run_program({"report", folder_ / "out", "--output", folder_ / "page.html"}, folder_).exit_code, 0);
+  EXPECT_EQ(read_file(folder_ / "page.html"), page);
+}
+
+TEST_F(CommandsTest, TheArgumentsOfARunAreAConfigurationFileThatMakesItAgain) {
+  ASSERT_EQ(run_program(train("first", {"--max_steps", "3", "--learning_rate", "1e-3", "--optim", "sgd"}), folder_).exit_code, 0);
+  const Outcome again =
+      run_program({"train", "--config", folder_ / "first/training_args.json", "--output_dir", folder_ / "second"}, folder_);
+  ASSERT_EQ(again.exit_code, 0) << again.err;
+  EXPECT_EQ(results("second")["weights_sha256"], results("first")["weights_sha256"]);
+}
+
+TEST_F(CommandsTest, ALanguageModelShowsPerplexityAndNoAccuracy) {
+  std::string text;
+  for (int i = 0; i < 400; ++i) text += "the quick brown fox jumps over the lazy dog ";
+  write_plain(folder_ / "text.txt", text);
+  const std::vector<std::string> words = {"train",
+                                          "--model",
+                                          "gpt",
+                                          "--model_config",
+                                          "n_layer=1,n_head=1,n_embd=8,block_size=16,vocab_size=256",
+                                          "--dataset",
+                                          folder_ / "text.txt",
+                                          "--max_steps",
+                                          "2",
+                                          "--output_dir",
+                                          folder_ / "out"};
+  const Outcome outcome = run_program(words, folder_);
+  ASSERT_EQ(outcome.exit_code, 0) << outcome.err;
+  EXPECT_NE(outcome.out.find("perplexity"), std::string::npos) << outcome.out;
+  EXPECT_EQ(outcome.out.find("accuracy"), std::string::npos) << outcome.out;
+  EXPECT_EQ(outcome.err.find("accuracy"), std::string::npos) << outcome.err;
+  EXPECT_TRUE(results("out").contains("eval_loss"));
+  EXPECT_FALSE(results("out").contains("eval_accuracy"));
 }
 
 TEST_F(CommandsTest, CompareTrainsEveryVariantOnTheSameSamples) {

@@ -4,6 +4,7 @@
 #include <headroom/core/log.h>
 #include <headroom/execute/accumulator.h>
 #include <headroom/memory/meter.h>
+#include <headroom/optim/grad_scaler.h>
 #include <headroom/optim/schedule.h>
 
 #include <torch/csrc/autograd/function_hook.h>
@@ -185,6 +186,37 @@ TEST_F(AccumulationPitfall, ScaledLossUnscaledPerMicroBatchOrAfterClipping) {
   EXPECT_NEAR(accumulator.last_window().grad_norm, full_norm, 1e-13);
   EXPECT_NEAR(accumulator.last_window().loss, expected_loss, 1e-13);
   expect_applied(before, gradients, 0.5 * full_norm / (full_norm + 1e-6));
+}
+
+TEST_F(AccumulationPitfall, GradScalerUnscaledOrUpdatedPerMicroBatch) {
+  GradScalerOptions scaler_options;
+  scaler_options.init_scale = 1024;
+  scaler_options.growth_interval = 2;
+  GradScaler scaler(scaler_options);
+  AccumulatorOptions options;
+  options.reduce = [&](const std::vector<at::Tensor>& sums, WindowTotals& totals) {
+    totals.loss_sum /= scaler.scale_factor();
+    scaler.unscale(sums);  // throws when it is called twice in an update
+  };
+  GradientAccumulator accumulator(optimizer_, 4, options);
+  const auto window = [&](double factor) {
+    bool updated = false;
+    for (std::int64_t i = 0; i < 8; i += 2)
+      updated = accumulator.backward(scaler.scale(loss(i, i + 2)) * (i == 4 ? factor : 1), items(i, i + 2));
+    scaler.update();
+    return updated;
+  };
+  const auto gradients = large_batch_gradients(0, 8);
+  const auto before = weights();
+  EXPECT_TRUE(window(1));
+  expect_applied(before, gradients);
+  EXPECT_EQ(scaler.scale_factor(), 1024) << "grew after four micro-batches, not after two updates";
+  EXPECT_TRUE(window(1));
+  EXPECT_EQ(scaler.scale_factor(), 2048);
+  const auto kept = weights();
+  EXPECT_FALSE(window(HUGE_VAL)) << "an overflow in one micro-batch skips the update";
+  EXPECT_EQ(scaler.scale_factor(), 1024) << "and backs off once";
+  expect_applied(kept, gradients, 0);
 }
 
 TEST_F(AccumulationPitfall, EveryMicroBatchAllReduces) {

@@ -275,6 +275,17 @@ TEST(Exactness, LinearCrossEntropyWithHugeLogitsIsAsExactAsFloatAllows) {
   }
 }
 
+// When the target has nearly all the probability, loss and gradient are what the others leave: 1 + 1e-6 - 1 would keep one digit of it.
+TEST(Exactness, LinearCrossEntropyNearZeroKeepsItsDigits) {
+  for (const double margin : {9.0, 14.0, 30.0}) {
+    const Tensor weight = torch::tensor({{0.0}, {1.0}, {0.0}, {-1.0}, {0.01}}).to(torch::kFloat);
+    const Tensor targets = torch::ones({3}, torch::kLong);
+    expect_equal([&](const Inputs& in) { return linear_cross_entropy(in[0], in[1], targets); },
+                 [&](const Inputs& in) { return twins::linear_cross_entropy(in[0], in[1], targets, {}); },
+                 {torch::full({3, 1}, margin), weight}, 1e-5);
+  }
+}
+
 TEST(Exactness, LinearCrossEntropyByFiniteDifferences) {
   std::mt19937 random(4);
   for (int i = 0; i < 8; ++i) {

@@ -69,6 +69,25 @@ inline std::shared_ptr<const Dataset> data_for(const ModelInput& input) {
   return make_synthetic_images(256, input.channels, input.rows, input.columns, input.num_classes, 7);
 }
 
+// A dataset that lowers the cap when it is asked for a certain micro-batch, as another process would.
+class CapLoweringData final : public Dataset {
+ public:
+  CapLoweringData(std::shared_ptr<const Dataset> inner, std::int64_t at_load, std::int64_t cap_bytes)
+      : inner_(std::move(inner)), at_load_(at_load), cap_bytes_(cap_bytes) {}
+  std::int64_t size() const override { return inner_->size(); }
+  MicroBatch load(c10::ArrayRef<std::int64_t> indices) const override {
+    if (loads_++ == at_load_) MemoryMeter::instance().set_cap(cap_bytes_);
+    return inner_->load(indices);
+  }
+  std::int64_t count_items(c10::ArrayRef<std::int64_t> indices) const override { return inner_->count_items(indices); }
+
+ private:
+  mutable std::int64_t loads_ = 0;
+  std::shared_ptr<const Dataset> inner_;
+  std::int64_t at_load_;
+  std::int64_t cap_bytes_;
+};
+
 // A model and its data, from the same seed each time, with a trainer.
 struct PreparedRun {
   using Wrap = std::function<std::shared_ptr<const Dataset>(std::shared_ptr<const Dataset>)>;

@@ -14,25 +14,6 @@
 namespace headroom {
 namespace {
 
-// A dataset that lowers the cap when it is asked for a certain micro-batch, as another process would.
-class CapLoweringData final : public Dataset {
- public:
-  CapLoweringData(std::shared_ptr<const Dataset> inner, std::int64_t at_load, std::int64_t cap_bytes)
-      : inner_(std::move(inner)), at_load_(at_load), cap_bytes_(cap_bytes) {}
-  std::int64_t size() const override { return inner_->size(); }
-  MicroBatch load(c10::ArrayRef<std::int64_t> indices) const override {
-    if (loads_++ == at_load_) MemoryMeter::instance().set_cap(cap_bytes_);
-    return inner_->load(indices);
-  }
-  std::int64_t count_items(c10::ArrayRef<std::int64_t> indices) const override { return inner_->count_items(indices); }
-
- private:
-  mutable std::int64_t loads_ = 0;
-  std::shared_ptr<const Dataset> inner_;
-  std::int64_t at_load_;
-  std::int64_t cap_bytes_;
-};
-
 TEST(Recovery, ACapLoweredAtAnyMicroBatchGivesTheSameWeights) {
   set_log_quiet(true);
   const RunCase run{"resnet", "blocks=20,width=4,rows=10,columns=10,norm=0", 8, 4, "adamw"};

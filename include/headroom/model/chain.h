@@ -97,7 +97,7 @@ class Chain {
 /// Cross-entropy summed over the samples, for classifiers: outputs[0] (B, classes), micro.targets[0] (B).
 at::Tensor summed_cross_entropy(const std::vector<at::Tensor>& outputs, const MicroBatch& micro);
 
-/// How many samples have their greatest score at the target, as a scalar of int64; 0 when the outputs are no class scores.
+/// How many samples have their greatest score at the target, as a scalar of int64; undefined when the outputs are no class scores.
 at::Tensor num_right(const std::vector<at::Tensor>& outputs, const MicroBatch& micro);
 
 }  // namespace headroom

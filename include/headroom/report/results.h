@@ -11,7 +11,7 @@ namespace headroom {
 
 struct EvalResults {
   double loss = 0.0;
-  double accuracy = 0.0;  ///< share of right answers, 0 to 1; 0 for models without classes
+  std::optional<double> accuracy;  ///< share of right answers, 0 to 1; nothing for models that do not count them, such as language models
   std::int64_t num_samples = 0;
 };
 
