@@ -90,7 +90,7 @@ void print_gradient_error(const Measured& half, const Measured& full, const char
 
 void measure_step(int num_rounds) {
   const GptConfig config = gpt_config("gpt", "n_layer=6,n_head=6,n_embd=384,block_size=256,vocab_size=4096");
-  constexpr std::int64_t kBatch = 32;
+  constexpr std::int64_t kBatch = 24;
   seed_everything(1);
   const Chain chain = make_gpt(config);
   std::vector<std::int64_t> indices(kBatch);
@@ -117,7 +117,7 @@ void measure_step(int num_rounds) {
     }
   }
   clear_gradients(chain);
-  fmt::print("GPT of 6 layers, width 384, 32 x 256 tokens, vocabulary 4096; forward and backward, everything kept, {} rounds by turns\n",
+  fmt::print("GPT of 6 layers, width 384, 24 x 256 tokens, vocabulary 4096; forward and backward, everything kept, {} rounds by turns\n",
              num_rounds);
   fmt::print("{:8} {:>12} {:>7} {:>12} {:>7} {:>11}  {}\n", "kept in", "kept", "cut", "peak", "cut", "time/fp32",
              "middle half of the rounds");
