@@ -88,15 +88,14 @@ void print_gradient_error(const Measured& half, const Measured& full, const char
              100 * *std::max_element(errors.begin(), errors.end()));
 }
 
-void measure_step(int num_rounds) {
-  const GptConfig config = gpt_config("gpt", "n_layer=6,n_head=6,n_embd=384,block_size=256,vocab_size=4096");
-  constexpr std::int64_t kBatch = 24;
+void measure_step(int num_layers, std::int64_t batch, int num_rounds) {
+  const GptConfig config = gpt_config("gpt", fmt::format("n_layer={},n_head=6,n_embd=384,block_size=256,vocab_size=4096", num_layers));
   seed_everything(1);
   const Chain chain = make_gpt(config);
-  std::vector<std::int64_t> indices(kBatch);
-  for (std::int64_t i = 0; i < kBatch; ++i) indices[static_cast<std::size_t>(i)] = i;
-  const MicroBatch micro = make_synthetic_tokens(kBatch, config.block_size, config.vocab_size, 2)->load(indices);
-  const double scale = 1.0 / static_cast<double>(kBatch * config.block_size);
+  std::vector<std::int64_t> indices(static_cast<std::size_t>(batch));
+  for (std::int64_t i = 0; i < batch; ++i) indices[static_cast<std::size_t>(i)] = i;
+  const MicroBatch micro = make_synthetic_tokens(batch, config.block_size, config.vocab_size, 2)->load(indices);
+  const double scale = 1.0 / static_cast<double>(batch * config.block_size);
   MemoryMeter& meter = MemoryMeter::instance();
   Measured measured[3];
   for (int round = -1; round < num_rounds; ++round) {
@@ -117,8 +116,8 @@ void measure_step(int num_rounds) {
     }
   }
   clear_gradients(chain);
-  fmt::print("GPT of 6 layers, width 384, 24 x 256 tokens, vocabulary 4096; forward and backward, everything kept, {} rounds by turns\n",
-             num_rounds);
+  fmt::print("GPT of {} layers, width 384, {} x 256 tokens, vocabulary 4096; forward and backward, everything kept, {} rounds by turns\n",
+             num_layers, batch, num_rounds);
   fmt::print("{:8} {:>12} {:>7} {:>12} {:>7} {:>11}  {}\n", "kept in", "kept", "cut", "peak", "cut", "time/fp32",
              "middle half of the rounds");
   const auto cut = [](std::int64_t bytes, std::int64_t full) {
@@ -141,7 +140,7 @@ void measure_step(int num_rounds) {
 // The mean loss of the last 50 of 300 updates.
 double train(const Dataset& crops, Half half) {
   constexpr int kUpdates = 300, kLast = 50;
-  constexpr std::int64_t kBatch = 8;
+  constexpr std::int64_t batch = 8;
   const GptConfig config = gpt_config("gpt", "n_layer=4,n_head=4,n_embd=128,block_size=128,vocab_size=256");
   seed_everything(3);
   const Chain chain = make_gpt(config);
@@ -154,7 +153,7 @@ double train(const Dataset& crops, Half half) {
   double sum = 0.0;
   for (int update = 0; update < kUpdates; ++update) {
     std::vector<std::int64_t> indices;
-    for (std::int64_t i = 0; i < kBatch; ++i) indices.push_back((update * kBatch + i) % crops.size());
+    for (std::int64_t i = 0; i < batch; ++i) indices.push_back((update * batch + i) % crops.size());
     const MicroBatch micro = crops.load(indices);
     const auto num_items = static_cast<double>(micro.num_items);
     const double loss = executor.accumulate(micro, operations, 1.0 / num_items).loss_sum / num_items;
@@ -211,7 +210,9 @@ void compare_products() {
 int main(int argc, char** argv) {
   std::setvbuf(stdout, nullptr, _IOLBF, 0);
   configure_threads(0);
-  measure_step(argc > 2 ? std::atoi(argv[2]) : 5);
+  const int num_rounds = argc > 2 ? std::atoi(argv[2]) : 5;
+  measure_step(/*num_layers=*/6, /*batch=*/24, num_rounds);
+  measure_step(/*num_layers=*/12, /*batch=*/12, num_rounds);
   compare_training(argc > 1 ? argv[1] : "/usr/share/common-licenses/GPL-3");
   compare_products();
   return 0;
