@@ -6,17 +6,22 @@
 #include <headroom/core/bytes.h>
 #include <headroom/core/runtime.h>
 #include <headroom/execute/accumulator.h>
+#include <headroom/execute/executor.h>
 #include <headroom/memory/meter.h>
+#include <headroom/model/gpt.h>
+#include <headroom/optim/adam.h>
 
 #include <fmt/format.h>
 #include <torch/torch.h>
 
 #include <algorithm>
-#include <array>
 #include <chrono>
 #include <cstdio>
 #include <fstream>
 #include <functional>
+#include <numeric>
+#include <string>
+#include <vector>
 
 #include "support/transformer.h"
 
@@ -78,35 +83,73 @@ double median(std::vector<double> values) {
   return *middle;
 }
 
-void measure_time(std::int64_t global_batch, std::int64_t micro_batch, int num_rounds) {
-  MemoryMeter::instance();  // its pool spares all three the page faults of large blocks
-  Training training(global_batch);
-  GradientAccumulator accumulator(training.optimizer, global_batch / micro_batch);
-  const std::array<std::function<void()>, 3> ways = {[&] { step_at_once(training); }, [&] { step_by_hand(training, micro_batch); },
-                                                     [&] { step_accumulated(training, accumulator, micro_batch); }};
-  enum Way { kAtOnce, kByHand, kAccumulated };
-  std::array<int, 3> order = {kAtOnce, kByHand, kAccumulated};
-  std::array<std::vector<double>, 3> times;
-  for (const auto& way : ways) way();
+struct Way {
+  std::string name;
+  std::function<void()> update;
+};
+
+/// Runs the ways by turns and prints the last one against each of the others.
+void compare(const std::vector<Way>& ways, int num_rounds) {
+  std::vector<std::size_t> order(ways.size());
+  std::iota(order.begin(), order.end(), 0);
+  std::vector<std::vector<double>> times(ways.size());
+  for (const Way& way : ways) way.update();
   for (int round = 0; round < num_rounds; ++round) {  // in every order in turn: what ran before leaves its traces in the caches
-    for (const int way : order) times[way].push_back(seconds(ways[way]));
+    for (const std::size_t way : order) times[way].push_back(seconds(ways[way].update));
     std::next_permutation(order.begin(), order.end());
   }
-  const auto print_ratio = [&](const char* name, Way way) {
-    std::vector<double> ratios;
-    for (int round = 0; round < num_rounds; ++round) ratios.push_back(times[kAccumulated][round] / times[way][round]);
-    std::sort(ratios.begin(), ratios.end());
-    const auto percent = [&](std::size_t quarter) { return 100 * (ratios[quarter * (ratios.size() - 1) / 4] - 1); };
-    fmt::print("  against {}: {:+.2f}% (quartiles {:+.2f}% to {:+.2f}%)\n", name, percent(2), percent(1), percent(3));
-  };
-  fmt::print("GPT {} x {}, {} samples of {} tokens per update, {} rounds by turns, medians\n", kNumBlocks, kWidth, global_batch, kLength,
-             num_rounds);
-  fmt::print("  one batch of {:<2}              {:8.1f} ms\n", global_batch, 1e3 * median(times[kAtOnce]));
-  fmt::print("  {} x {}, by hand               {:8.1f} ms\n", global_batch / micro_batch, micro_batch, 1e3 * median(times[kByHand]));
-  fmt::print("  {} x {}, GradientAccumulator   {:8.1f} ms\n", global_batch / micro_batch, micro_batch, 1e3 * median(times[kAccumulated]));
-  print_ratio("one batch", kAtOnce);
-  print_ratio("by hand", kByHand);
+  for (std::size_t way = 0; way < ways.size(); ++way) {
+    fmt::print("  {:<28} {:8.1f} ms", ways[way].name, 1e3 * median(times[way]));
+    if (way + 1 < ways.size()) {
+      std::vector<double> ratios;
+      for (int round = 0; round < num_rounds; ++round) ratios.push_back(times.back()[round] / times[way][round]);
+      std::sort(ratios.begin(), ratios.end());
+      const auto percent = [&](std::size_t quarter) { return 100 * (ratios[quarter * (ratios.size() - 1) / 4] - 1); };
+      fmt::print("   {:+.2f}% against it (quartiles {:+.2f}% to {:+.2f}%)", percent(2), percent(1), percent(3));
+    }
+    fmt::print("\n");
+  }
   std::fflush(stdout);
+}
+
+/// The accumulator around a model of plain LibTorch.
+void measure_accumulator(std::int64_t global_batch, std::int64_t micro_batch, int num_rounds) {
+  Training training(global_batch);
+  GradientAccumulator accumulator(training.optimizer, global_batch / micro_batch);
+  const std::string split = fmt::format("{} x {}", global_batch / micro_batch, micro_batch);
+  fmt::print("plain GPT {} x {}, micro-batches of {} tokens\n", kNumBlocks, kWidth, micro_batch * kLength);
+  compare({{fmt::format("one batch of {}", global_batch), [&] { step_at_once(training); }},
+           {split + ", by hand", [&] { step_by_hand(training, micro_batch); }},
+           {split + ", GradientAccumulator", [&] { step_accumulated(training, accumulator, micro_batch); }}},
+          num_rounds);
+}
+
+/// The trainer's way: the chain executor, which adds each weight's gradient in place as it is made.
+void measure_executor(std::int64_t global_batch, std::int64_t micro_batch, int num_rounds) {
+  const headroom::GptConfig config = headroom::gpt_config("gpt", "n_layer=6,n_head=6,n_embd=384,block_size=256,vocab_size=4096");
+  headroom::Executor executor(headroom::make_gpt(config));
+  const headroom::Chain& chain = executor.chain();
+  headroom::AdamW optimizer(chain.parameters(), headroom::AdamWOptions(1e-4));
+  const std::vector<headroom::Operation> operations = headroom::keep_everything(chain.size());
+  const std::int64_t length = config.block_size;
+  const at::Tensor text = torch::randint(0, config.vocab_size, {global_batch, length + 1});
+  const auto update = [&](std::int64_t size) {
+    for (std::int64_t first = 0; first < global_batch; first += size) {
+      headroom::MicroBatch micro;
+      const at::Tensor part = text.narrow(0, first, size);
+      micro.inputs = {part.slice(1, 0, length).contiguous()};
+      micro.targets = {part.slice(1, 1).contiguous()};
+      micro.num_samples = size;
+      micro.num_items = size * length;
+      executor.accumulate(micro, operations, 1.0 / static_cast<double>(global_batch * length));
+    }
+    optimizer.step();
+    for (const at::Tensor& parameter : chain.parameters()) parameter.mutable_grad() = at::Tensor();
+  };
+  fmt::print("chain GPT 6 x 384, micro-batches of {} tokens\n", micro_batch * length);
+  compare({{fmt::format("one batch of {}", global_batch), [&] { update(global_batch); }},
+           {fmt::format("{} x {}, executor", global_batch / micro_batch, micro_batch), [&] { update(micro_batch); }}},
+          num_rounds);
 }
 
 /// What the accumulator itself does per update, apart from the model: a model whose forward and backward cost next to nothing.
@@ -225,8 +268,9 @@ int main(int argc, char** argv) {
     fmt::print(stderr, "usage: {} [--picture FILE.svg]\n", argv[0]);
     return 2;
   }
-  measure_time(/*global_batch=*/64, /*micro_batch=*/16, /*num_rounds=*/6);
-  measure_time(/*global_batch=*/16, /*micro_batch=*/4, /*num_rounds=*/18);
+  MemoryMeter::instance();  // its pool spares every way the page faults of large blocks
+  for (const std::int64_t micro_batch : {4, 8, 16}) measure_accumulator(/*global_batch=*/32, micro_batch, /*num_rounds=*/12);
+  for (const std::int64_t micro_batch : {2, 4, 8}) measure_executor(/*global_batch=*/16, micro_batch, /*num_rounds=*/6);
   measure_wrapper(/*num_rounds=*/101);
   return 0;
 }

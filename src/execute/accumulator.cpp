@@ -285,7 +285,7 @@ std::string GradientAccumulator::parameter_name(std::size_t index) const {
 }
 
 std::optional<std::string> warn_about_batch_norm(const torch::nn::Module& module, const std::string& prefix) {
-  const std::optional<std::string> name = first_batch_norm(module, prefix);
+  std::optional<std::string> name = first_batch_norm(module, prefix);
   if (name) {
     log_warning_once(
         "accumulation.batch_norm",

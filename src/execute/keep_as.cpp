@@ -22,8 +22,6 @@ namespace {
 
 namespace autograd = torch::autograd;
 
-constexpr std::size_t kSmallBytes = 4096;
-
 // The elements of saved tensors in another form, in the order in which they lie in memory. Several operations may hold them, in several
 // shapes.
 class Stored {
@@ -31,6 +29,7 @@ class Stored {
   virtual ~Stored() = default;
   virtual at::Tensor restore() const = 0;
   virtual std::int64_t num_bytes() const = 0;
+  virtual at::Tensor flat_half() const { return {}; }
 };
 
 class InHalf final : public Stored {
@@ -38,6 +37,7 @@ class InHalf final : public Stored {
   InHalf(at::ScalarType dtype, at::Tensor flat_half) : dtype_(dtype), half_(std::move(flat_half)) {}
   at::Tensor restore() const override { return convert(half_, dtype_); }
   std::int64_t num_bytes() const override { return static_cast<std::int64_t>(half_.nbytes()); }
+  at::Tensor flat_half() const override { return half_; }
 
  private:
   at::ScalarType dtype_;
@@ -108,6 +108,14 @@ class KeepAsScope::Source final : public SavedTensorHookSource {
     known_.push_back(std::move(stored));
   }
 
+  at::Tensor stored_half(const at::Tensor& tensor) const {
+    if (!tensor.is_non_overlapping_and_dense()) return {};
+    const auto found = stored_.find(key_of(tensor));
+    const std::shared_ptr<const Stored> stored = found == stored_.end() ? nullptr : found->second.lock();
+    const at::Tensor half = stored ? stored->flat_half() : at::Tensor();
+    return half.defined() ? half.as_strided(tensor.sizes(), tensor.strides()) : half;
+  }
+
   std::int64_t original_bytes = 0, stored_bytes = 0;
 
  private:
@@ -144,7 +152,7 @@ class KeepAsScope::Source final : public SavedTensorHookSource {
   using Key = std::tuple<std::uint64_t, std::int64_t, std::int64_t, std::int64_t, at::ScalarType>;
 
   bool is_kept_anyway(const at::Tensor& tensor) const {
-    if (tensor.nbytes() < kSmallBytes || tensor.layout() != at::kStrided || !tensor.has_storage()) return true;
+    if (tensor.nbytes() < kSmallestConvertedBytes || tensor.layout() != at::kStrided || !tensor.has_storage()) return true;
     if (format_ != KeepAs::kDisk && tensor.scalar_type() != at::kFloat && tensor.scalar_type() != at::kDouble) return true;
     // A parameter, or a view of one such as weight.t(), which is no leaf itself.
     const at::TensorBase& base = tensor.is_view() ? tensor._base() : static_cast<const at::TensorBase&>(tensor);
@@ -153,7 +161,8 @@ class KeepAsScope::Source final : public SavedTensorHookSource {
   }
 
   static Key key_of(const at::Tensor& dense) {
-    return Key(MemoryMeter::instance().allocation_number(dense), dense._version(), dense.storage_offset(), dense.numel(), dense.scalar_type());
+    return Key(MemoryMeter::instance().allocation_number(dense), dense._version(), dense.storage_offset(), dense.numel(),
+               dense.scalar_type());
   }
 
   // Reshaped views of one tensor are the same piece, which is stored once.
@@ -194,6 +203,7 @@ struct KeepAsScope::State {
 KeepAsScope::KeepAsScope(KeepAs format, const std::string& folder) : state_(std::make_unique<State>(format, folder)) {}
 KeepAsScope::~KeepAsScope() = default;
 void KeepAsScope::already_stored(const at::Tensor& tensor, const at::Tensor& half) { state_->source.already_stored(tensor, half); }
+at::Tensor KeepAsScope::stored_half(const at::Tensor& tensor) const { return state_->source.stored_half(tensor); }
 std::int64_t KeepAsScope::original_bytes() const { return state_->source.original_bytes; }
 std::int64_t KeepAsScope::stored_bytes() const { return state_->source.stored_bytes; }
 

@@ -2,6 +2,7 @@
 
 #include <headroom/core/random.h>
 #include <headroom/memory/meter.h>
+#include <headroom/memory/shape_meter.h>
 
 #include "execute/stage_run.h"
 
@@ -27,9 +28,8 @@ struct Measured {
   std::int64_t ns = 0;
 };
 
-template <typename Work>
-Measured measure(Work work) {
-  MemoryMeter& meter = MemoryMeter::instance();
+template <typename Meter, typename Work>
+Measured measure_by(Meter& meter, Work work) {
   Measured measured;
   measured.before_bytes = meter.live_bytes();
   meter.reset_peak();
@@ -51,11 +51,23 @@ std::int64_t keep_fastest(std::int64_t& ns, std::int64_t before_ns) {
 // Short work is measured several times, because an interruption would be many times its length, and one stage may stand for a
 // thousand. `work` returns the nanoseconds that it took.
 template <typename Work>
-void repeat(Work work) {
-  constexpr int kMostRuns = 7;
+void repeat(bool several_times, Work work) {
   constexpr std::int64_t kEnoughNs = 20'000'000;
+  const int most_runs = several_times ? 7 : 1;
   std::int64_t spent_ns = 0;
-  for (int run = 0; run < kMostRuns && spent_ns < kEnoughNs; ++run) spent_ns += work();
+  for (int run = 0; run < most_runs && spent_ns < kEnoughNs; ++run) spent_ns += work();
+}
+
+// Where nothing is computed nothing can be timed: each sample takes as long as any other in any stage, and backward twice that. Starting a
+// stage takes a little, and so does what an option recomputes.
+void set_unit_times(StageCosts& costs, std::int64_t num_samples) {
+  constexpr std::int64_t kSampleNs = 1000, kStartNs = 10;
+  const std::int64_t forward_ns = num_samples * kSampleNs + kStartNs;
+  costs.forward_ns = forward_ns;
+  for (std::size_t i = 0; i < costs.options.size(); ++i) {
+    costs.options[i].forward_ns = forward_ns;
+    costs.options[i].backward_ns = 2 * forward_ns + static_cast<std::int64_t>(i);
+  }
 }
 
 bool shares_memory(const at::Tensor& tensor, const Tensors& others) {
@@ -73,16 +85,16 @@ std::int64_t view_bytes(const Tensors& outputs, const Tensors& inputs, bool firs
   return bytes;
 }
 
-// The type of a boundary's gradient: gradients are never in half precision here, whatever the boundary is kept in.
-at::ScalarType gradient_type(const at::Tensor& boundary) {
-  return boundary.scalar_type() == at::kHalf || boundary.scalar_type() == at::kBFloat16 ? at::kFloat : boundary.scalar_type();
+// The type of a boundary's gradient: that of the value, which is fp32 where the boundary is only kept in half precision.
+at::ScalarType gradient_type(const at::Tensor& boundary, std::optional<at::ScalarType> half) {
+  return boundary.scalar_type() == half ? at::kFloat : boundary.scalar_type();
 }
 
-std::int64_t gradient_bytes(const Tensors& outputs) {
+std::int64_t gradient_bytes(const Tensors& outputs, std::optional<at::ScalarType> half) {
   std::int64_t bytes = 0;
   for (const at::Tensor& output : outputs) {
     if (!output.defined() || !output.is_floating_point()) continue;
-    bytes += output.numel() * static_cast<std::int64_t>(c10::elementSize(gradient_type(output)));
+    bytes += output.numel() * static_cast<std::int64_t>(c10::elementSize(gradient_type(output, half)));
   }
   return bytes;
 }
@@ -95,10 +107,21 @@ std::int64_t bytes_of(const Tensors& tensors) {
   return bytes;
 }
 
-Tensors without_memory(const Tensors& tensors) {
-  Tensors shapes;
+// Shapes and types alone, which take no memory of either meter.
+struct Shape {
+  std::vector<std::int64_t> sizes;
+  at::ScalarType gradient_type = at::kFloat;
+  bool has_gradient = false;
+};
+
+std::vector<Shape> shapes_of(const Tensors& tensors, std::optional<at::ScalarType> half) {
+  std::vector<Shape> shapes;
   for (const at::Tensor& tensor : tensors) {
-    shapes.push_back(tensor.defined() ? torch::empty(tensor.sizes(), tensor.options().device(torch::kMeta)) : at::Tensor());
+    if (!tensor.defined()) {
+      shapes.emplace_back();
+    } else {
+      shapes.push_back({tensor.sizes().vec(), gradient_type(tensor, half), tensor.is_floating_point()});
+    }
   }
   return shapes;
 }
@@ -129,12 +152,18 @@ class CleanGradients {
 struct StagePair {
   StageCosts appearing;
   StageCosts allocated;
+  Tensors outputs;  // where they take no memory, so that equal stages need not run at all
 };
 
 class ChainProfiler {
  public:
-  ChainProfiler(const Chain& chain, const MicroBatch& micro, std::optional<at::ScalarType> half)
-      : chain_(chain), micro_(micro), half_(half), clean_(chain.parameters()) {
+  ChainProfiler(const Chain& chain, const MicroBatch& micro, std::optional<at::ScalarType> half, std::optional<at::ScalarType> compute)
+      : chain_(chain),
+        micro_(micro),
+        half_(half),
+        compute_(compute),
+        clean_(chain.parameters()),
+        has_memory_(!micro.inputs.at(0).is_meta()) {
     // A tied parameter's gradient appears in the last stage that uses it; for the stages before it is there already.
     for (std::size_t i = 0; i < chain.size(); ++i) {
       for (const at::Tensor& parameter : parameters_of(i)) last_user_[parameter.unsafeGetTensorImpl()] = i;
@@ -157,8 +186,9 @@ class ChainProfiler {
       const auto found = key.empty() ? known.end() : known.find(key);
       const bool is_known = found != known.end();
       StagePair pair = is_known ? found->second : StagePair{};
-      Tensors outputs = is_known ? run_once(i, inputs) : measure_stage(i, inputs, pair);
+      Tensors outputs = !is_known ? measure_stage(i, inputs, pair) : has_memory_ ? run_once(i, inputs) : pair.outputs;
       if (!is_known) {
+        if (!has_memory_) pair.outputs = outputs;
         ++profile.num_distinct;
         if (!key.empty()) known[key] = pair;
       }
@@ -169,6 +199,7 @@ class ChainProfiler {
       inputs = std::move(outputs);
     }
     profile.is_complete = is_complete_;
+    profile.is_timed = has_memory_;
     profile.seconds = std::chrono::duration<double>(Clock::now() - start).count();
     return profile;
   }
@@ -191,17 +222,27 @@ class ChainProfiler {
     return forward_discarding(call(index), inputs);
   }
 
-  StageCall call(std::size_t index) const { return {chain_.stage(index), micro_, index == 0, index + 1 == chain_.size(), half_}; }
+  StageCall call(std::size_t index) const { return {chain_.stage(index), micro_, index == 0, index + 1 == chain_.size(), half_, compute_}; }
+
+  template <typename Work>
+  Measured measure(Work work) const {
+    if (has_memory_) return measure_by(MemoryMeter::instance(), work);
+    // Operators on tensors and numbers make scalars of the numbers, on the CPU wherever the tensors are.
+    constexpr std::int64_t kScalarBytes = 64;
+    Measured measured = measure_by(ShapeMeter::instance(), work);
+    measured.peak_bytes += kScalarBytes;
+    return measured;
+  }
 
   Tensors measure_stage(std::size_t index, const Tensors& inputs, StagePair& pair) {
     Stage& stage = chain_.stage(index);
     const bool first = index == 0;
     const bool last = index + 1 == chain_.size();
     Tensors outputs;
-    Tensors shapes;                     // of the outputs, without memory
-    outputs = run_once(index, inputs);  // the first run of a shape pays for setting up kernels, which is no part of a step
+    std::vector<Shape> shapes;
+    if (has_memory_) outputs = run_once(index, inputs);  // the first run of a shape pays for setting up kernels, no part of a step
     Measured forward;
-    repeat([&] {
+    repeat(has_memory_, [&] {
       outputs.clear();
       const std::int64_t fastest_ns = forward.ns;
       forward = measure([&] { outputs = run_once(index, inputs); });
@@ -210,25 +251,29 @@ class ChainProfiler {
 
     StageCosts costs;
     costs.output_bytes = forward.after_bytes - forward.before_bytes + view_bytes(outputs, inputs, first);
-    costs.grad_bytes = last ? 0 : gradient_bytes(outputs);
+    costs.grad_bytes = last ? 0 : gradient_bytes(outputs, half_);
     costs.forward_ns = forward.ns;
     costs.forward_transient_bytes = std::max<std::int64_t>(0, forward.peak_bytes - forward.before_bytes - costs.output_bytes);
     pair.appearing = costs;
     pair.allocated = costs;
-    if (!last) shapes = without_memory(outputs);
+    if (!last) shapes = shapes_of(outputs, half_);
     outputs.clear();  // options are measured with no more in memory than a real step has
-    const std::size_t num_options = half_ ? 1 : stage.options().size();
+    const std::size_t num_options = half_ ? static_cast<std::size_t>(stage.num_half_options()) : stage.options().size();
     for (std::size_t option = 0; option < num_options; ++option) {
       measure_option(index, inputs, shapes, static_cast<int>(option), pair);
     }
     clean_.clear();
+    if (!has_memory_) {
+      set_unit_times(pair.appearing, micro_.num_samples);
+      set_unit_times(pair.allocated, micro_.num_samples);
+    }
     const auto fits = [](const StageOption& option) { return option.kept_bytes < kMaxChainBytes / 4; };
     if (std::none_of(pair.appearing.options.begin(), pair.appearing.options.end(), fits)) fits_ = false;
     return last ? Tensors{} : run_once(index, inputs);
   }
 
   // An option that does not fit under the cap gets a size that no plan can choose.
-  void measure_option(std::size_t index, const Tensors& inputs, const Tensors& shapes, int option, StagePair& pair) {
+  void measure_option(std::size_t index, const Tensors& inputs, const std::vector<Shape>& shapes, int option, StagePair& pair) {
     clean_.clear();
     StageOption appearing;
     StageOption allocated;
@@ -239,7 +284,7 @@ class ChainProfiler {
       appearing = measure_run(index, inputs, shapes, option, &pair.appearing.param_grad_bytes);
       allocated.forward_ns = appearing.forward_ns;
       allocated.backward_ns = appearing.backward_ns;
-      repeat([&] {
+      repeat(has_memory_, [&] {
         std::int64_t none = 0;
         const StageOption before = allocated;
         allocated = measure_run(index, inputs, shapes, option, &none);
@@ -257,7 +302,8 @@ class ChainProfiler {
   }
 
   // Forward and backward of one stage. `new_gradient_bytes` gets the parameter gradients that appeared.
-  StageOption measure_run(std::size_t index, const Tensors& inputs, const Tensors& shapes, int option, std::int64_t* new_gradient_bytes) {
+  StageOption measure_run(std::size_t index, const Tensors& inputs, const std::vector<Shape>& shapes, int option,
+                          std::int64_t* new_gradient_bytes) {
     Stage& stage = chain_.stage(index);
     const bool first = index == 0;
     const bool last = index + 1 == chain_.size();
@@ -271,11 +317,9 @@ class ChainProfiler {
     costs.forward_ns = forward.ns;
 
     Tensors gradient;
-    for (const at::Tensor& shape : shapes) {
-      gradient.push_back(
-          shape.defined() && shape.is_floating_point()
-              ? torch::full(shape.sizes(), 1e-3, shape.options().dtype(gradient_type(shape)).device(micro_.inputs.at(0).device()))
-              : at::Tensor());
+    const at::TensorOptions where = at::TensorOptions().device(micro_.inputs.at(0).device());
+    for (const Shape& shape : shapes) {
+      gradient.push_back(shape.has_gradient ? torch::full(shape.sizes, 1e-3, where.dtype(shape.gradient_type)) : at::Tensor());
     }
     const std::int64_t seed_bytes = bytes_of(gradient);
     Tensors input_gradient;
@@ -294,7 +338,9 @@ class ChainProfiler {
   const Chain& chain_;
   const MicroBatch& micro_;
   std::optional<at::ScalarType> half_;
+  std::optional<at::ScalarType> compute_;
   CleanGradients clean_;
+  bool has_memory_;  // false: on the meta device, for bytes alone
   bool is_complete_ = true;
   bool fits_ = true;  // every stage has an option that does
   std::map<const void*, std::size_t> last_user_;
@@ -329,6 +375,31 @@ ChainCosts interpolate_costs(const ChainCosts& small, const ChainCosts& large, s
   return costs;
 }
 
+bool did_fit(const StageOption& option) { return option.kept_bytes < kMaxChainBytes / 8; }
+
+// Every number of bytes of a stage, with the same one of another.
+template <typename Costs, typename Visit>
+void for_bytes(Costs& stage, const StageCosts& other, Visit visit) {
+  visit(stage.output_bytes, other.output_bytes);
+  visit(stage.grad_bytes, other.grad_bytes);
+  visit(stage.forward_transient_bytes, other.forward_transient_bytes);
+  visit(stage.param_grad_bytes, other.param_grad_bytes);
+  for (std::size_t k = 0; k < stage.options.size(); ++k) {
+    auto& option = stage.options[k];
+    if (!did_fit(option)) continue;
+    visit(option.kept_bytes, other.options[k].kept_bytes);
+    visit(option.forward_transient_bytes, other.options[k].forward_transient_bytes);
+    visit(option.backward_transient_bytes, other.options[k].backward_transient_bytes);
+  }
+}
+
+at::Tensor shape_with(const at::Tensor& tensor, std::int64_t num_samples) {
+  if (!tensor.defined()) return tensor;
+  std::vector<std::int64_t> sizes = tensor.sizes().vec();
+  sizes.at(0) = num_samples;
+  return torch::empty(sizes, tensor.options().device(torch::kMeta));
+}
+
 ChainCosts empty_costs(const ChainCosts& like) {
   ChainCosts costs = like;
   for (StageCosts& stage : costs.stages) {
@@ -352,16 +423,65 @@ ChainProfile empty_profile(const ChainProfile& like) {
   return profile;
 }
 
-std::optional<ChainProfile> profile_chain(const Chain& chain, const MicroBatch& micro, std::optional<at::ScalarType> half) {
+std::optional<ChainProfile> profile_chain(const Chain& chain, const MicroBatch& micro, std::optional<at::ScalarType> half,
+                                          std::optional<at::ScalarType> compute) {
   const RandomState random = RandomState::capture();
   std::optional<ChainProfile> profile;
   try {
-    profile = ChainProfiler(chain, micro, half).run();
+    profile = ChainProfiler(chain, micro, half, compute).run();
   } catch (const c10::OutOfMemoryError&) {
     release_failed_backward();
   }
   random.restore();
   return profile;
+}
+
+std::optional<ChainProfile> count_chain(const Chain& chain, const MicroBatch& like, std::int64_t num_samples,
+                                        std::optional<at::ScalarType> half) {
+  if (!chain.runs_without_memory()) return std::nullopt;
+  ShapeMeter::instance();
+  MicroBatch shapes;
+  shapes.num_samples = num_samples;
+  shapes.num_items = like.num_items / std::max<std::int64_t>(1, like.num_samples) * num_samples;
+  for (const at::Tensor& input : like.inputs) shapes.inputs.push_back(shape_with(input, num_samples));
+  for (const at::Tensor& target : like.targets) shapes.targets.push_back(shape_with(target, num_samples));
+  Tensors tensors;
+  for (std::size_t i = 0; i < chain.size(); ++i) {
+    const auto module = chain.stage(i).module();
+    if (!module) continue;
+    for (at::Tensor& parameter : module->parameters()) {
+      parameter.mutable_grad() = at::Tensor();
+      tensors.push_back(parameter);
+    }
+    for (const at::Tensor& buffer : module->buffers()) tensors.push_back(buffer);
+  }
+  const WithoutMemory without(tensors);
+  const CountOnlyScope count_only;
+  try {
+    return profile_chain(chain, shapes, half);
+  } catch (const c10::Error&) {  // an operator that needs memory after all
+    release_failed_backward();
+    return std::nullopt;
+  }
+}
+
+bool agree(const ChainProfile& measured, const ChainProfile& counted) {
+  bool same = measured.input_bytes == counted.input_bytes;
+  const auto compare = [&](std::int64_t a, std::int64_t b) { same = same && a <= b && b <= a + a / 100 + 1024; };
+  for (std::size_t i = 0; i < measured.appearing.stages.size(); ++i) {
+    for_bytes(measured.appearing.stages[i], counted.appearing.stages[i], compare);
+    for_bytes(measured.allocated.stages[i], counted.allocated.stages[i], compare);
+  }
+  return same;
+}
+
+void take_bytes(ChainProfile& profile, const ChainProfile& counted) {
+  profile.input_bytes = counted.input_bytes;
+  const auto take = [](std::int64_t& to, std::int64_t from) { to = from; };
+  for (std::size_t i = 0; i < profile.appearing.stages.size(); ++i) {
+    for_bytes(profile.appearing.stages[i], counted.appearing.stages[i], take);
+    for_bytes(profile.allocated.stages[i], counted.allocated.stages[i], take);
+  }
 }
 
 ChainProfile interpolate(const ChainProfile& small, const ChainProfile& large, std::int64_t num_samples) {

@@ -13,6 +13,7 @@
 #include <sstream>
 #include <vector>
 
+#include "memory/allocation_number.h"
 #include "memory/engine.h"
 #include "memory/pool.h"
 
@@ -92,11 +93,6 @@ class MeteredAllocator final : public c10::Allocator {
     pool_.trim(use_.live_bytes);
   }
 
-  std::uint64_t num_allocations() const {
-    const std::lock_guard<std::mutex> lock(mutex_);
-    return num_allocations_;
-  }
-
   Phase enter(Phase phase) {
     const std::lock_guard<std::mutex> lock(mutex_);
     const Phase before = phase_;
@@ -132,10 +128,11 @@ class MeteredAllocator final : public c10::Allocator {
       const std::int64_t live_bytes = use_.live_bytes;
       lock.unlock();
       throw c10::OutOfMemoryError(
-          fmt::format("the system refused {} bytes with {} bytes of tensors live; a smaller batch needs less", num_bytes, live_bytes), "");
+          fmt::format("the system refused {} bytes with {} bytes of tensors live; a smaller batch needs less", num_bytes, live_bytes),
+          HEADROOM_NO_BACKTRACE);
     }
     block->requested_bytes = bytes;
-    block->allocation_number = ++num_allocations_;
+    block->allocation_number = ++last_allocation_number;
     block->owner = static_cast<std::uint8_t>(thread_owner);
     use_.live_bytes += bytes;
     raise(use_.peak_bytes, use_.live_bytes);
@@ -154,7 +151,6 @@ class MeteredAllocator final : public c10::Allocator {
   mutable std::mutex mutex_;
   MemoryUse use_;
   std::int64_t cap_bytes_ = 0;
-  std::uint64_t num_allocations_ = 0;
   Phase phase_ = Phase::kIdle;
   BlockPool pool_;
 };
@@ -192,7 +188,10 @@ const char* phase_name(Phase phase) {
 
 // Without a backtrace: finding a micro-batch that fits may throw this a thousand times, and a trace costs milliseconds.
 OutOfBudget::OutOfBudget(std::int64_t requested_bytes, std::int64_t live_bytes, std::int64_t cap_bytes, const std::string& message)
-    : c10::OutOfMemoryError(message, ""), requested_bytes_(requested_bytes), live_bytes_(live_bytes), cap_bytes_(cap_bytes) {}
+    : c10::OutOfMemoryError(message, HEADROOM_NO_BACKTRACE),
+      requested_bytes_(requested_bytes),
+      live_bytes_(live_bytes),
+      cap_bytes_(cap_bytes) {}
 
 MemoryMeter& MemoryMeter::instance() {
   static MemoryMeter* meter = [] {
@@ -215,9 +214,10 @@ void MemoryMeter::assign_owner(const at::Tensor& tensor, Owner owner) {
   if (void* data = metered_data(tensor)) MeteredAllocator::instance().assign_owner(data, owner);
 }
 
-std::uint64_t MemoryMeter::num_allocations() const { return MeteredAllocator::instance().num_allocations(); }
+std::uint64_t MemoryMeter::num_allocations() const { return last_allocation_number; }
 
 std::uint64_t MemoryMeter::allocation_number(const at::Tensor& tensor) const {
+  if (tensor.defined() && tensor.is_meta()) return shape_allocation_number(tensor);
   void* data = metered_data(tensor);
   return data ? Block::of(data)->allocation_number : 0;
 }

@@ -5,6 +5,7 @@
 #include <fmt/format.h>
 #include <torch/torch.h>
 
+#include <algorithm>
 #include <sstream>
 #include <unordered_set>
 #include <utility>
@@ -25,19 +26,26 @@ std::string describe(const torch::nn::Module& module) {
 
 class FunctionStage final : public Stage {
  public:
-  FunctionStage(std::string name, std::shared_ptr<torch::nn::Module> module, Chain::Forward forward, std::string kind)
-      : Stage(std::move(name)), module_(std::move(module)), forward_(std::move(forward)), kind_(std::move(kind)) {}
+  FunctionStage(std::string name, std::shared_ptr<torch::nn::Module> module, Chain::Forward forward, std::string kind,
+                bool runs_without_memory)
+      : Stage(std::move(name)),
+        module_(std::move(module)),
+        forward_(std::move(forward)),
+        kind_(std::move(kind)),
+        runs_without_memory_(runs_without_memory) {}
 
   std::vector<at::Tensor> forward(const std::vector<at::Tensor>& inputs, const MicroBatch& micro, int /*option*/) override {
     return forward_(inputs, micro);
   }
   std::shared_ptr<torch::nn::Module> module() const override { return module_; }
   std::string kind() const override { return kind_; }
+  bool runs_without_memory() const override { return runs_without_memory_; }
 
  private:
   std::shared_ptr<torch::nn::Module> module_;
   Chain::Forward forward_;
   std::string kind_;
+  bool runs_without_memory_;
 };
 
 template <typename Collect>
@@ -56,7 +64,7 @@ std::vector<std::pair<std::string, at::Tensor>> collect_once(const std::vector<s
 
 }  // namespace
 
-Chain Chain::from_sequential(const std::shared_ptr<torch::nn::SequentialImpl>& sequential, Loss loss) {
+Chain Chain::from_sequential(const std::shared_ptr<torch::nn::SequentialImpl>& sequential, Loss loss, bool runs_without_memory) {
   Chain chain;
   const auto children = sequential->named_children();
   if (children.is_empty()) throw ConfigError("a chain needs at least one stage, and this Sequential has no module");
@@ -79,8 +87,8 @@ Chain Chain::from_sequential(const std::shared_ptr<torch::nn::SequentialImpl>& s
         return results;
       };
     }
-    chain.add(
-        std::make_shared<FunctionStage>(children[index].key(), module, std::move(forward), is_last ? std::string() : describe(*module)));
+    chain.add(std::make_shared<FunctionStage>(children[index].key(), module, std::move(forward),
+                                              is_last ? std::string() : describe(*module), runs_without_memory));
   }
   return chain;
 }
@@ -94,7 +102,7 @@ Chain& Chain::add(std::shared_ptr<Stage> stage) {
 }
 
 Chain& Chain::add(std::string name, std::shared_ptr<torch::nn::Module> module, Forward forward) {
-  return add(std::make_shared<FunctionStage>(std::move(name), std::move(module), std::move(forward), std::string()));
+  return add(std::make_shared<FunctionStage>(std::move(name), std::move(module), std::move(forward), std::string(), false));
 }
 
 std::vector<std::pair<std::string, at::Tensor>> Chain::named_parameters() const {
@@ -117,6 +125,10 @@ std::int64_t Chain::num_parameters() const {
   std::int64_t count = 0;
   for (const auto& item : named_parameters()) count += item.second.numel();
   return count;
+}
+
+bool Chain::runs_without_memory() const {
+  return std::all_of(stages_.begin(), stages_.end(), [](const auto& stage) { return stage->runs_without_memory(); });
 }
 
 void Chain::train(bool on) const {

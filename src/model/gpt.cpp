@@ -57,6 +57,7 @@ class GptEmbedding final : public Stage {
     return {dropout(x, module_->is_training() ? dropout_ : 0.0)};
   }
   std::shared_ptr<torch::nn::Module> module() const override { return module_; }
+  bool runs_without_memory() const override { return true; }
   const Weights& tokens() const { return wte_; }
   std::int64_t block_size() const { return wpe_->weight.size(0); }
 
@@ -94,7 +95,9 @@ class GptBlock final : public Stage {
   }
   std::vector<std::string> options() const override { return block_keep_names(); }
   int half_option() const override { return static_cast<int>(BlockKeep::kNoGeluNorms); }
+  int num_half_options() const override { return static_cast<int>(BlockKeep::kAttention) - half_option() + 1; }
   std::shared_ptr<torch::nn::Module> module() const override { return module_; }
+  bool runs_without_memory() const override { return true; }
   std::string kind() const override { return "gpt_block"; }
 
  private:
@@ -115,6 +118,7 @@ class GptHead final : public Stage {
     return {linear_cross_entropy(layer_norm(inputs.at(0), ln_f_->weight, ln_f_->bias), tokens_->weight, micro.targets.at(0), options)};
   }
   std::shared_ptr<torch::nn::Module> module() const override { return module_; }
+  bool runs_without_memory() const override { return true; }
 
   /// Scores of the token after the last one, (V).
   at::Tensor next_scores(const at::Tensor& x) const {

@@ -71,7 +71,7 @@ ZooModel make_mlp(const std::string& config) {
     width = sizes.at("hidden");
   }
   network->push_back("head", Dense(width, input.num_classes, false));
-  return {Chain::from_sequential(network.ptr(), summed_cross_entropy), input};
+  return {Chain::from_sequential(network.ptr(), summed_cross_entropy, true), input};
 }
 
 nn::Conv2d convolution(std::int64_t in, std::int64_t out, std::int64_t kernel, std::int64_t stride, bool bias) {
@@ -97,7 +97,7 @@ ZooModel make_nin(const std::string& config) {
   network->push_back("block1", nin_block(width, 2 * width, 2));
   network->push_back("block2", nin_block(2 * width, 4 * width, 2));
   network->push_back("head", pooled_classifier(4 * width, input.num_classes));
-  return {Chain::from_sequential(network.ptr(), summed_cross_entropy), input};
+  return {Chain::from_sequential(network.ptr(), summed_cross_entropy, true), input};
 }
 
 class ResidualBlockImpl : public nn::Module {
@@ -138,7 +138,7 @@ ZooModel make_resnet(const std::string& config) {
     network->push_back(fmt::format("block{}", block), ResidualBlock(width, sizes.at("norm") != 0));
   }
   network->push_back("head", pooled_classifier(width, input.num_classes));
-  return {Chain::from_sequential(network.ptr(), summed_cross_entropy), input};
+  return {Chain::from_sequential(network.ptr(), summed_cross_entropy, true), input};
 }
 
 ZooModel make_zoo_gpt(const std::string& name, const std::string& text) {

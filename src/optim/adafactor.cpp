@@ -196,7 +196,7 @@ void update_plainly(at::Tensor& parameter, const at::Tensor& gradient, Adafactor
 
 Adafactor::Adafactor(std::vector<torch::optim::OptimizerParamGroup> param_groups, AdafactorOptions defaults)
     : LeanOptimizer(std::move(param_groups), std::make_unique<AdafactorOptions>(defaults)) {
-  check_options(defaults);
+  Adafactor::check_options(defaults);
   check_all_options();
 }
 

@@ -68,7 +68,7 @@ void check_adam_numbers(double lr, const std::tuple<double, double>& betas, doub
 
 Adam::Adam(std::vector<torch::optim::OptimizerParamGroup> param_groups, AdamOptions defaults)
     : LeanOptimizer(std::move(param_groups), std::make_unique<AdamOptions>(defaults)) {
-  check_options(defaults);
+  Adam::check_options(defaults);
   check_all_options();
 }
 
@@ -92,7 +92,7 @@ void Adam::update(at::Tensor& parameter, const at::Tensor& gradient, LeanParamSt
 
 AdamW::AdamW(std::vector<torch::optim::OptimizerParamGroup> param_groups, AdamWOptions defaults)
     : LeanOptimizer(std::move(param_groups), std::make_unique<AdamWOptions>(defaults)) {
-  check_options(defaults);
+  AdamW::check_options(defaults);
   check_all_options();
 }
 

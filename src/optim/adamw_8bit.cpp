@@ -41,7 +41,7 @@ void update_fp32(const optim_kernels::AdamStep& step, at::Tensor& parameter, con
 
 AdamW8bit::AdamW8bit(std::vector<torch::optim::OptimizerParamGroup> param_groups, AdamW8bitOptions defaults)
     : LeanOptimizer(std::move(param_groups), std::make_unique<AdamW8bitOptions>(defaults)) {
-  check_options(defaults);
+  AdamW8bit::check_options(defaults);
   check_all_options();
 }
 

@@ -30,7 +30,7 @@ void update_plainly(at::Tensor& parameter, const at::Tensor& gradient, SGDParamS
 
 SGD::SGD(std::vector<torch::optim::OptimizerParamGroup> param_groups, SGDOptions defaults)
     : LeanOptimizer(std::move(param_groups), std::make_unique<SGDOptions>(defaults)) {
-  check_options(defaults);
+  SGD::check_options(defaults);
   check_all_options();
 }
 

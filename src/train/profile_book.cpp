@@ -2,6 +2,7 @@
 
 #include <headroom/core/error.h>
 #include <headroom/core/log.h>
+#include <headroom/memory/shape_meter.h>
 #include <headroom/report/json.h>
 
 #include <fmt/format.h>
@@ -60,8 +61,15 @@ double step_seconds(const ChainProfile& profile) {
 
 }  // namespace
 
-ProfileBook::ProfileBook(const Chain& chain, Load load, std::optional<at::ScalarType> half, std::string cache_folder, std::string cache_key)
-    : chain_(chain), load_(std::move(load)), half_(half), cache_folder_(std::move(cache_folder)), cache_key_(std::move(cache_key)) {
+ProfileBook::ProfileBook(const Chain& chain, Load load, std::optional<at::ScalarType> half, std::optional<at::ScalarType> compute,
+                         std::string cache_folder, std::string cache_key)
+    : chain_(chain),
+      load_(std::move(load)),
+      half_(half),
+      compute_(compute),
+      cache_folder_(std::move(cache_folder)),
+      cache_key_(std::move(cache_key)),
+      can_count_(chain.runs_without_memory() && !compute) {
   if (!cache_folder_.empty()) read_cache();
 }
 
@@ -71,7 +79,7 @@ bool ProfileBook::measure(std::int64_t num_samples) {
   std::optional<ChainProfile> profile;
   try {
     const MicroBatch micro = load_(num_samples);
-    profile = profile_chain(chain_, micro, half_);
+    profile = profile_chain(chain_, micro, half_, compute_);
   } catch (const c10::OutOfMemoryError&) {
     profile.reset();
   }
@@ -80,11 +88,15 @@ bool ProfileBook::measure(std::int64_t num_samples) {
     return false;
   }
   // Elsewhere than on a terminal, a budget that cannot be met gives one line and no more.
-  if (isatty(STDERR_FILENO) != 0) {
+  if (profile->is_timed && isatty(STDERR_FILENO) != 0) {
     log_info(fmt::format("profiling {} distinct stages of {} at micro-batch {}: {:.2f} s", profile->num_distinct, chain_.size(),
                          num_samples, profile->seconds));
   }
   seconds_ += profile->seconds;
+  if (profile->is_timed) {
+    const ChainProfile* bytes = counted(num_samples);
+    can_count_ = bytes != nullptr && agree(*profile, *bytes);
+  }
   measured_[num_samples] = std::move(*profile);
   return true;
 }
@@ -99,9 +111,34 @@ void ProfileBook::explore(std::int64_t num_samples) {
   measure(num_samples);
 }
 
+const ChainProfile* ProfileBook::counted(std::int64_t num_samples) const {
+  if (!can_count_) return nullptr;
+  const auto found = counted_.find(num_samples);
+  if (found != counted_.end()) return &found->second;
+  if (sample_.num_samples == 0) {
+    try {
+      sample_ = load_(1);
+    } catch (const c10::OutOfMemoryError&) {
+      return nullptr;
+    }
+    for (auto* tensors : {&sample_.inputs, &sample_.targets}) {
+      for (at::Tensor& tensor : *tensors) tensor = shape_of(tensor);
+    }
+  }
+  std::optional<ChainProfile> profile = count_chain(chain_, sample_, num_samples, half_);
+  can_count_ = profile.has_value();
+  return profile ? &(counted_[num_samples] = *std::move(profile)) : nullptr;
+}
+
 ChainProfile ProfileBook::at(std::int64_t num_samples) const {
   const auto exact = measured_.find(num_samples);
   if (exact != measured_.end()) return exact->second;
+  ChainProfile profile = on_line(num_samples);
+  if (const ChainProfile* bytes = counted(num_samples)) take_bytes(profile, *bytes);
+  return profile;
+}
+
+ChainProfile ProfileBook::on_line(std::int64_t num_samples) const {
   if (measured_.size() == 1) {
     const ChainProfile& only = measured_.begin()->second;
     return interpolate(empty_profile(only), only, num_samples);

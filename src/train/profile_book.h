@@ -18,7 +18,8 @@ class ProfileBook {
   using Load = std::function<MicroBatch(std::int64_t num_samples)>;
 
   /// Reads what an earlier run left in `cache_folder` under the same key; an empty folder keeps nothing.
-  ProfileBook(const Chain& chain, Load load, std::optional<at::ScalarType> half, std::string cache_folder, std::string cache_key);
+  ProfileBook(const Chain& chain, Load load, std::optional<at::ScalarType> half, std::optional<at::ScalarType> compute,
+              std::string cache_folder, std::string cache_key);
 
   /// Measures this size unless that was done before. False when a stage alone does not fit under the meter's cap.
   bool measure(std::int64_t num_samples);
@@ -30,7 +31,8 @@ class ProfileBook {
   /// The smallest size that was found not to fit; a very large number when none was.
   std::int64_t smallest_failure() const { return smallest_failure_; }
 
-  /// Measured, or on the line through the nearest measured sizes. At least one size must have been measured.
+  /// Measured, or on the line through the nearest measured sizes; bytes are then counted without memory where the chain allows that. At
+  /// least one size must have been measured.
   ChainProfile at(std::int64_t num_samples) const;
 
   /// Leaves what was measured in the cache folder, for the next run. Profiles of a cap that some option did not fit are not left: another
@@ -41,13 +43,20 @@ class ProfileBook {
 
  private:
   void read_cache();
+  ChainProfile on_line(std::int64_t num_samples) const;
+  /// Null where bytes cannot be counted, or were once found to differ from measured ones.
+  const ChainProfile* counted(std::int64_t num_samples) const;
 
   const Chain& chain_;
   Load load_;
   std::optional<at::ScalarType> half_;
+  std::optional<at::ScalarType> compute_;
   std::string cache_folder_;
   std::string cache_key_;
   std::map<std::int64_t, ChainProfile> measured_;
+  mutable std::map<std::int64_t, ChainProfile> counted_;
+  mutable MicroBatch sample_;  // the shapes of one sample; empty until it is needed
+  mutable bool can_count_;
   std::int64_t smallest_failure_ = std::int64_t{1} << 62;
   double seconds_ = 0.0;
 };

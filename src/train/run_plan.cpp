@@ -44,9 +44,15 @@ std::int64_t divide_up(std::int64_t a, std::int64_t b) { return (a + b - 1) / b;
 class RunPlanner {
  public:
   RunPlanner(const RunPlanRequest& request, const Chain& chain)
-      : request_(request), chain_(chain), book_(chain, request.load, request.keep_in_half, request.cache_folder, request.cache_key) {
+      : request_(request),
+        chain_(chain),
+        shared_book_(request.book ? request.book
+                                  : std::make_shared<ProfileBook>(chain, request.load, request.keep_in_half, request.compute_in_half,
+                                                                  request.cache_folder, request.cache_key)),
+        book_(*shared_book_) {
     const std::int64_t live = MemoryMeter::instance().live_bytes();
-    resident_bytes_ = live - (request.optimizer_is_allocated ? request.optimizer_bytes : 0);
+    resident_bytes_ =
+        request.resident_bytes >= 0 ? request.resident_bytes : live - (request.optimizer_is_allocated ? request.optimizer_bytes : 0);
     gradient_bytes_ = parameter_bytes(chain);
   }
 
@@ -57,6 +63,13 @@ class RunPlanner {
     if (!searches || !optimal) return optimal ? plan_optimal(false) : plan_policy();
     book_.explore(request_.global_batch);
     return plan_optimal(true);
+  }
+
+  std::int64_t floor() {
+    const std::int64_t steps = divide_up(request_.global_batch, fixed_size()), large = divide_up(request_.global_batch, steps);
+    if (!book_.measure(large)) fail_to_measure(large);
+    if (request_.global_batch % steps != 0) book_.measure(large - 1);
+    return find_floor(search_request(0)).bytes;
   }
 
  private:
@@ -208,9 +221,13 @@ class RunPlanner {
     plan.costs = costs_of(plan.micro_batch, found.choice == kAppearing).chain;
     if (updates_in_backward_) plan.costs = with_update_in_backward(std::move(plan.costs));
     for (std::size_t i = 0; i < chain_.size(); ++i) {
-      const std::vector<std::string> names = chain_.stage(i).options();
-      const auto half_name = [&] { return std::vector<std::string>{names[static_cast<std::size_t>(chain_.stage(i).half_option())]}; };
-      plan.option_names.push_back(request_.keep_in_half ? half_name() : names);
+      const Stage& stage = chain_.stage(i);
+      std::vector<std::string> names = stage.options();
+      if (request_.keep_in_half) {
+        names.erase(names.begin(), names.begin() + stage.half_option());
+        names.resize(static_cast<std::size_t>(stage.num_half_options()));
+      }
+      plan.option_names.push_back(std::move(names));
     }
     const std::int64_t weights = weight_bytes(chain_);
     plan.bytes_by_owner = {{"weights", weights},
@@ -246,7 +263,8 @@ class RunPlanner {
 
   const RunPlanRequest& request_;
   const Chain& chain_;
-  ProfileBook book_;
+  std::shared_ptr<ProfileBook> shared_book_;
+  ProfileBook& book_;
   std::int64_t resident_bytes_ = 0;  // what is there now and stays: weights, buffers and whatever else lives
   std::int64_t gradient_bytes_ = 0;
   bool updates_in_backward_ = false;
@@ -274,5 +292,7 @@ RunPlan plan_run(const RunPlanRequest& request, const Chain& chain) {
   if (request.budget_bytes == 0 && request.policy.empty()) return unmeasured_plan(request, chain);
   return RunPlanner(request, chain).run();
 }
+
+std::int64_t smallest_budget(const RunPlanRequest& request, const Chain& chain) { return RunPlanner(request, chain).floor(); }
 
 }  // namespace headroom

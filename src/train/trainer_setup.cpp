@@ -4,6 +4,7 @@
 #include <headroom/config/accumulation_schedule.h>
 #include <headroom/core/log.h>
 #include <headroom/core/version.h>
+#include <headroom/execute/autocast.h>
 
 #include <fmt/format.h>
 #include <torch/torch.h>
@@ -41,9 +42,21 @@ Grouping Trainer::State::grouping() const {
   return grouping;
 }
 
-std::optional<at::ScalarType> Trainer::State::keep_in_half() const {
+std::optional<at::ScalarType> Trainer::State::half_type() const {
   if (!arguments.fp16 && !arguments.bf16) return std::nullopt;
   return arguments.fp16 ? at::kHalf : at::kBFloat16;
+}
+
+void Trainer::State::choose_precision() {
+  if (!half_type()) return;
+  if (arguments.fp16) scaler = GradScaler();
+  bool computes = arguments.half_precision_backend == "autocast";
+  if (arguments.half_precision_backend == "auto") {
+    const HalfPrecision choice = choose_half_precision(c10::Device(arguments.device), *half_type());
+    log_info(choice.reason);
+    computes = choice.autocast;
+  }
+  (computes ? compute_in_half : keep_in_half) = half_type();
 }
 
 double Trainer::State::base_learning_rate() const {
@@ -107,6 +120,8 @@ std::map<std::string, std::string> Trainer::State::resume_settings() const {
     }
   }
   settings["samples_per_update"] = std::to_string(window_batch());
+  // As it was settled: "auto" may mean something else on another machine.
+  settings["half_precision_backend"] = compute_in_half ? "autocast" : keep_in_half ? "keep" : "auto";
   return settings;
 }
 
@@ -120,18 +135,20 @@ RunPlanRequest Trainer::State::planning_request() const {
   request.fixed_micro_batch = std::min(arguments.fixed_micro_batch(), request.global_batch);
   request.budget_bytes = arguments.memory_budget_bytes;
   request.policy = arguments.gradient_checkpointing;
-  request.keep_in_half = keep_in_half();
-  request.may_update_in_backward = why_not_in_backward({arguments.max_grad_norm, false, 1}).empty();
+  request.keep_in_half = keep_in_half;
+  request.compute_in_half = compute_in_half;
+  request.may_update_in_backward = why_not_in_backward({arguments.max_grad_norm, scaler.enabled(), 1}).empty();
   request.prefetches = arguments.dataloader_num_workers > 0;
   request.optimizer_bytes = optimizer_bytes(arguments.optim);
   request.optimizer_is_allocated = optimizer != nullptr;
   request.remedies = remedies();
   request.cache_folder = arguments.output_dir + "/profile";
-  request.cache_key = fmt::format("headroom {} model {} {} data {} threads {} parameters {} {}", kVersion, arguments.model,
+  request.cache_key = fmt::format("headroom {} model {} {} data {} threads {} parameters {} {}{}", kVersion, arguments.model,
                                   arguments.model_config, arguments.dataset, at::get_num_threads(), chain.num_parameters(),
                                   arguments.fp16   ? "fp16"
                                   : arguments.bf16 ? "bf16"
-                                                   : "fp32");
+                                                   : "fp32",
+                                  compute_in_half ? " autocast" : "");
   request.load = [this](std::int64_t size) { return probe_batch(size); };
   return request;
 }

@@ -5,11 +5,13 @@
 #include "support/idx_files.h"
 
 #include <fcntl.h>
+#include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <chrono>
 #include <csignal>
+#include <cstdint>
 #include <cstdlib>
 #include <functional>
 #include <string>
@@ -22,6 +24,7 @@ struct Outcome {
   int exit_code = -1;
   std::string out;
   std::string err;
+  std::int64_t peak_resident_bytes = 0;
 };
 
 /// A run of `headroom` with these arguments, in `folder`.
@@ -60,8 +63,10 @@ class Program {
 
   Outcome wait() const {
     int status = 0;
-    ::waitpid(child_, &status, 0);
+    rusage usage{};
+    ::wait4(child_, &status, 0, &usage);
     Outcome outcome;
+    outcome.peak_resident_bytes = static_cast<std::int64_t>(usage.ru_maxrss) * 1024;
     outcome.exit_code = WIFEXITED(status) ? WEXITSTATUS(status) : -WTERMSIG(status);
     outcome.out = read_file(out_);
     outcome.err = read_file(err_);

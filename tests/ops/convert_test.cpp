@@ -66,5 +66,26 @@ TEST(Convert, RefusesTwoSizes) {
   EXPECT_THROW(convert_out(torch::randn({4}), out), ConfigError);
 }
 
+TEST(RoundTo, IsThereAndBackAgain) {
+  for (const at::ScalarType type : {at::kBFloat16, at::kHalf}) {
+    const at::Tensor x = torch::randn({3, 70001}) * 100;
+    const at::Tensor rounded = x.clone();
+    round_to(rounded, type);
+    EXPECT_TRUE(torch::equal(rounded, x.to(type).to(torch::kFloat)));
+    EXPECT_FALSE(torch::equal(rounded, x));
+    EXPECT_THROW(round_to(x.t(), type), ConfigError);
+  }
+}
+
+TEST(KeptTypeScope, Nests) {
+  EXPECT_FALSE(kept_type());
+  const KeptTypeScope outer(at::kHalf);
+  {
+    const KeptTypeScope none(std::nullopt);
+    EXPECT_FALSE(kept_type());
+  }
+  EXPECT_EQ(kept_type(), at::kHalf);
+}
+
 }  // namespace
 }  // namespace headroom

@@ -13,9 +13,19 @@
 #define HEADROOM_ALLOCATE_CONST
 #define HEADROOM_DEFINE_COPY_DATA \
   void copy_data(void* to, const void* from, std::size_t num_bytes) const override { default_copy_data(to, from, num_bytes); }
+#define HEADROOM_DEFINE_COPY_NOTHING \
+  void copy_data(void* /*to*/, const void* /*from*/, std::size_t /*num_bytes*/) const override {}
 #else
 #define HEADROOM_ALLOCATE_CONST const
 #define HEADROOM_DEFINE_COPY_DATA
+#define HEADROOM_DEFINE_COPY_NOTHING
+#endif
+
+// The backtrace of a c10::Error became an object in 2.5; this one is empty.
+#if HEADROOM_TORCH_AT_LEAST(2, 5)
+#define HEADROOM_NO_BACKTRACE nullptr
+#else
+#define HEADROOM_NO_BACKTRACE ""
 #endif
 
 // at::scaled_dot_product_attention took its present form in 2.1.

@@ -25,6 +25,8 @@ struct ExecutorOptions {
   /// When set (bf16 or fp16), activations are kept in this type and computed in fp32. Every plan rounds the same values, so that plans
   /// still agree bit for bit with each other.
   std::optional<at::ScalarType> keep_in_half;
+  /// When set, stages run under autocast to this type, with fp32 weights; not together with keep_in_half.
+  std::optional<at::ScalarType> compute_in_half;
   /// Called after each operation, with its index, for a timeline of memory.
   std::function<void(std::size_t operation)> on_operation;
 };

@@ -68,7 +68,7 @@ class MemoryMeter {
   /// that the meter did not allocate.
   void assign_owner(const at::Tensor& tensor, Owner owner);
 
-  /// Allocations are numbered from 1. The number of the latest one.
+  /// Allocations are numbered from 1, those of the shape meter among them. The number of the latest one.
   std::uint64_t num_allocations() const;
   /// The number of the allocation behind a tensor's storage: unlike an address it is never used twice, and it tells which of two storages
   /// is older. 0 when the meter did not allocate it.

@@ -32,15 +32,20 @@ class Stage {
   /// Names of the ways to keep what backward needs; the first keeps the most. Every stage has at least one.
   virtual std::vector<std::string> options() const { return {"keep"}; }
 
-  /// The option to use when what is kept is rounded to half precision. Options then differ in what is rounded, so that there is one for all
-  /// plans; the leanest that costs next to no time is a good choice.
+  /// The first option to use when what is kept is rounded to half precision; the leanest that costs next to no time is a good choice. Options
+  /// may then differ in what is rounded, and so in values. Of those from this one on, `num_half_options` do not: see KeptTypeScope.
   virtual int half_option() const { return 0; }
+  virtual int num_half_options() const { return 1; }
 
   /// Owns the stage's parameters and buffers; null for a stage without any.
   virtual std::shared_ptr<torch::nn::Module> module() const = 0;
 
   /// Stages of the same kind and the same input shapes cost the same, so that one of them is measured for all. Empty: not shared.
   virtual std::string kind() const { return {}; }
+
+  /// True when forward runs on tensors of the meta device too, which have shapes but no memory, and then makes the same allocations: it
+  /// reads no value and no address of a tensor, and all tensors that it uses are inputs or belong to the module.
+  virtual bool runs_without_memory() const { return false; }
 
   const std::string& name() const { return name_; }
 
@@ -61,8 +66,9 @@ class Chain {
 
   Chain() = default;
 
-  /// One stage per child of the Sequential, and the loss as part of the last child's stage.
-  static Chain from_sequential(const std::shared_ptr<torch::nn::SequentialImpl>& sequential, Loss loss);
+  /// One stage per child of the Sequential, and the loss as part of the last child's stage. `runs_without_memory` is what the stages say
+  /// of themselves.
+  static Chain from_sequential(const std::shared_ptr<torch::nn::SequentialImpl>& sequential, Loss loss, bool runs_without_memory = false);
 
   /// Adds a stage. Names must be unique: throws ConfigError otherwise.
   Chain& add(std::shared_ptr<Stage> stage);
@@ -78,6 +84,8 @@ class Chain {
   /// Buffers (BatchNorm's statistics, say), in stage order, each once.
   std::vector<std::pair<std::string, at::Tensor>> named_buffers() const;
   std::int64_t num_parameters() const;
+  /// True when every stage does.
+  bool runs_without_memory() const;
 
   /// Sets training or evaluation mode of every stage.
   void train(bool on = true) const;

@@ -10,11 +10,15 @@
 #include <cstdint>
 #include <functional>
 #include <map>
+#include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace headroom {
+
+class ProfileBook;
 
 /// What a plan for a run is asked to do.
 struct RunPlanRequest {
@@ -23,17 +27,20 @@ struct RunPlanRequest {
   std::int64_t budget_bytes = 0;               ///< 0: none
   std::string policy;                          ///< --gradient_checkpointing; empty: keep everything, or optimal when there is a budget
   std::optional<at::ScalarType> keep_in_half;  ///< as of the executor
+  std::optional<at::ScalarType> compute_in_half;
   /// Nothing needs all gradients at once (clipping does), so that parameters may be updated inside backward where nothing else fits.
   bool may_update_in_backward = false;
   bool prefetches = false;           ///< one more micro-batch is in memory
   std::int64_t optimizer_bytes = 0;  ///< of its state
   bool optimizer_is_allocated = false;
+  std::int64_t resident_bytes = -1;                          ///< weights and whatever else stays; negative: what is live now
   std::int64_t slack_bytes = 0;                              ///< of the budget, to be left free
   bool with_alternatives = false;                            ///< also say what half and double the budget would give
   std::vector<Remedy> remedies;                              ///< for the error when nothing fits
   std::string cache_folder;                                  ///< where measured costs are kept between runs; empty: nowhere
   std::string cache_key;                                     ///< what they depend on: model, sizes, device, threads, version
   std::function<MicroBatch(std::int64_t num_samples)> load;  ///< a micro-batch to measure with
+  std::shared_ptr<ProfileBook> book;                         ///< to go on with, of the same chain and load; null: a new one
 };
 
 /// How a run is trained: the split of the global batch, the operations of each micro-batch, and what they are predicted to cost.
@@ -67,12 +74,19 @@ struct RunPlan {
   };
   std::vector<Alternative> alternatives;
 
+  /// Bytes of state that each optimizer would have for this model, by its name in --optim. Filled in by Trainer::plan().
+  std::vector<std::pair<std::string, std::int64_t>> optimizer_state_bytes;
+
   /// What to do with a micro-batch of `num_samples`, which is at most micro_batch.
   const std::vector<Operation>& operations_for(std::int64_t num_samples) const;
 };
 
 /// Measures the chain as far as needed and plans. Throws BudgetError, with the floor's parts and the remedies, when nothing fits.
 RunPlan plan_run(const RunPlanRequest& request, const Chain& chain);
+
+/// The smallest budget with which the request's fixed_micro_batch can be trained; its own budget is ignored. Throws BudgetError when that
+/// cannot even be measured.
+std::int64_t smallest_budget(const RunPlanRequest& request, const Chain& chain);
 
 Json to_json(const RunPlan& plan);
 

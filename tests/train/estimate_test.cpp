@@ -1,0 +1,95 @@
+// "Will it fit?": what is estimated without running is what training then measures.
+#include "train/budget_runs.h"
+
+#include <headroom/core/log.h>
+#include <headroom/memory/shape_meter.h>
+#include <headroom/train/estimate.h>
+
+#include <gtest/gtest.h>
+
+namespace headroom {
+namespace {
+
+class Estimates : public ::testing::TestWithParam<RunCase> {};
+
+void expect_peak(const EstimatedWay& way, std::int64_t measured) {
+  EXPECT_GE(way.peak_bytes, measured) << way.policy;
+  EXPECT_LE(static_cast<double>(way.peak_bytes), 1.02 * static_cast<double>(measured)) << way.policy;
+}
+
+TEST_P(Estimates, AreThePeaksThatTrainingMeasures) {
+  set_log_quiet(true);
+  RunCase run = GetParam();
+  const ScratchFolder folder("estimate");
+  for (const std::int64_t micro : {1, 2, 4, 8}) {
+    run.micro_batch = micro;
+    SCOPED_TRACE(run.model + " in micro-batches of " + std::to_string(micro));
+    TrainingArguments arguments = arguments_of(run, 0, folder.path());
+    arguments.max_steps = 2;
+    const Estimate result = estimate(arguments);
+    ASSERT_EQ(result.policies.size(), 4U);
+    for (const EstimatedWay& way : result.policies) {
+      arguments.gradient_checkpointing = way.policy == "optimal" || way.policy == "none" ? "" : way.policy;
+      arguments.memory_budget_bytes = way.policy == "optimal" ? way.peak_bytes : 0;
+      expect_peak(way, PreparedRun(run, arguments).trainer->train().peak_memory_bytes);
+    }
+  }
+}
+
+TEST_P(Estimates, SayWhatFitsAndWhatDoesNot) {
+  set_log_quiet(true);
+  const RunCase run = GetParam();
+  const ScratchFolder folder("fits");
+  TrainingArguments arguments = arguments_of(run, 0, folder.path());
+  const Estimate without_budget = estimate(arguments);
+  EXPECT_TRUE(without_budget.ways.empty());
+  arguments.memory_budget_bytes = without_budget.floor.peak_bytes - 1;
+  EXPECT_FALSE(estimate(arguments).fits());
+  arguments.memory_budget_bytes = without_budget.floor.peak_bytes;
+  const Estimate at_floor = estimate(arguments);
+  ASSERT_TRUE(at_floor.fits());
+  for (const std::int64_t budget :
+       {at_floor.floor.peak_bytes, (at_floor.floor.peak_bytes + without_budget.policies.front().peak_bytes) / 2}) {
+    arguments.memory_budget_bytes = budget;
+    for (const EstimatedWay& way : estimate(arguments).ways) {
+      SCOPED_TRACE(way.name + " " + way.policy);
+      EXPECT_LE(way.peak_bytes, budget);
+      TrainingArguments chosen = arguments;
+      chosen.max_steps = 1;
+      chosen.gradient_checkpointing = way.policy == "optimal" || way.policy == "none" ? "" : way.policy;
+      if (way.policy != "optimal") {
+        chosen.per_device_train_batch_size = way.micro_batch;
+        chosen.memory_budget_bytes = 0;
+      }
+      EXPECT_LE(PreparedRun(run, chosen).trainer->train().peak_memory_bytes, budget);
+    }
+  }
+  arguments.memory_budget_bytes = std::int64_t{1} << 40;
+  EXPECT_EQ(estimate(arguments).ways.front().name, "plain");
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Models, Estimates,
+    ::testing::Values(RunCase{"mlp", "hidden=64,layers=6", 8, 0, "adamw"}, RunCase{"nin", "width=4,rows=14,columns=14", 8, 0, "sgd"},
+                      RunCase{"resnet", "blocks=12,width=4,rows=10,columns=10", 8, 0, "adamw"},
+                      RunCase{"gpt", "n_layer=4,n_head=2,n_embd=32,block_size=32,vocab_size=64,dropout=0.1", 8, 0, "adafactor"}),
+    [](const auto& which) { return which.param.model; });
+
+TEST(Estimate, OfALargeModelTakesNoMemory) {
+  MemoryMeter& meter = MemoryMeter::instance();
+  meter.reset_peak();
+  const std::int64_t live = meter.live_bytes(), shapes = ShapeMeter::instance().live_bytes(), resident = peak_resident_bytes();
+  TrainingArguments arguments;
+  arguments.model = "gpt2-xl";
+  arguments.memory_budget_bytes = std::int64_t{64} << 30;
+  const Estimate result = estimate(arguments);
+  EXPECT_EQ(result.num_parameters, 1'557'611'200);
+  EXPECT_EQ(result.weights_bytes, 4 * result.num_parameters);
+  EXPECT_TRUE(result.fits());
+  EXPECT_LT(meter.peak_bytes() - live, std::int64_t{1} << 20);
+  EXPECT_LT(peak_resident_bytes() - resident, std::int64_t{600} << 20);
+  EXPECT_EQ(ShapeMeter::instance().live_bytes(), shapes);
+}
+
+}  // namespace
+}  // namespace headroom
