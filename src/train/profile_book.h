@@ -10,6 +10,7 @@
 #include <map>
 #include <optional>
 #include <string>
+#include <vector>
 
 namespace headroom {
 
@@ -17,8 +18,10 @@ class ProfileBook {
  public:
   using Load = std::function<MicroBatch(std::int64_t num_samples)>;
 
-  /// Reads what an earlier run left in `cache_folder` under the same key; an empty folder keeps nothing.
-  ProfileBook(const Chain& chain, Load load, std::optional<at::ScalarType> half, std::string cache_folder, std::string cache_key);
+  /// Reads what an earlier run left in `cache_folder` under the same key; an empty folder keeps nothing. With a `spill_dir`, chains offer
+  /// to spill boundaries there, at the speed that is measured with each size.
+  ProfileBook(const Chain& chain, Load load, std::optional<at::ScalarType> half, std::string spill_dir, std::string cache_folder,
+              std::string cache_key);
 
   /// Measures this size unless that was done before. False when a stage alone does not fit under the meter's cap.
   bool measure(std::int64_t num_samples);
@@ -33,6 +36,9 @@ class ProfileBook {
   /// Measured, or on the line through the nearest measured sizes. At least one size must have been measured.
   ChainProfile at(std::int64_t num_samples) const;
 
+  /// How long loading a measured size took.
+  std::int64_t load_ns(std::int64_t num_samples) const { return load_ns_.at(num_samples); }
+
   /// Leaves what was measured in the cache folder, for the next run. Profiles of a cap that some option did not fit are not left: another
   /// run may have more room.
   void save() const;
@@ -41,13 +47,18 @@ class ProfileBook {
 
  private:
   void read_cache();
+  void add_boundary_formats(ChainProfile& profile);
 
   const Chain& chain_;
   Load load_;
   std::optional<at::ScalarType> half_;
+  std::string spill_dir_;
   std::string cache_folder_;
   std::string cache_key_;
   std::map<std::int64_t, ChainProfile> measured_;
+  std::map<std::int64_t, std::int64_t> load_ns_;
+  std::vector<BoundaryFormat> boundary_formats_;
+  std::int64_t timed_boundary_bytes_ = 0;  // that the formats were measured with
   std::int64_t smallest_failure_ = std::int64_t{1} << 62;
   double seconds_ = 0.0;
 };
