@@ -84,8 +84,14 @@ std::int64_t Trainer::State::optimizer_bytes(const std::string& name) const {
 }
 
 std::int64_t Trainer::State::time_update() const {
+  for (const std::size_t enough_bytes : {std::size_t{16} << 20, std::size_t{4} << 20, std::size_t{1} << 20}) {
+    if (const std::int64_t ns = time_update_of_a_part(enough_bytes)) return ns;
+  }
+  return 0;
+}
+
+std::int64_t Trainer::State::time_update_of_a_part(std::size_t enough_bytes) const {
   using Clock = std::chrono::steady_clock;
-  constexpr std::size_t kEnoughBytes = std::size_t{16} << 20;
   constexpr int kNumRuns = 3;
   const OwnerScope owner(Owner::kOther);
   std::size_t all_bytes = 0;
@@ -96,7 +102,7 @@ std::int64_t Trainer::State::time_update() const {
     std::vector<at::Tensor> gradients;
     for (const auto& [name, parameter] : named_parameters) {
       all_bytes += parameter.nbytes();
-      if (bytes >= kEnoughBytes) continue;
+      if (bytes >= enough_bytes) continue;
       bytes += parameter.nbytes();
       stand_ins.emplace_back(name, torch::zeros_like(parameter).requires_grad_(true));
       gradients.push_back(torch::full_like(parameter, 1e-3, torch::TensorOptions().requires_grad(false)));

@@ -80,6 +80,7 @@ struct Trainer::State {
 
   // How long clipping and an update take, measured on stand-ins for some parameters; 0 when there is no room for them.
   std::int64_t time_update() const;
+  std::int64_t time_update_of_a_part(std::size_t enough_bytes) const;
 
   void start_optimizer();
 
