@@ -1,9 +1,11 @@
 #include "commands.h"
 
 #include <headroom/core/runtime.h>
+#include <headroom/execute/autocast.h>
 #include <headroom/report/json.h>
 
 #include <fmt/format.h>
+#include <torch/types.h>
 #include <CLI/CLI.hpp>
 
 namespace headroom {
@@ -15,6 +17,8 @@ Command add_info_command(CLI::App& app) {
   return [json] {
     configure_threads(0);
     const RuntimeInfo info = runtime_info();
+    const HalfPrecision bf16 = choose_half_precision(torch::kCPU, torch::kBFloat16);
+    const HalfPrecision fp16 = choose_half_precision(torch::kCPU, torch::kHalf);
     if (*json) {
       Json object = Json::object();
       Json warnings = Json::array();
@@ -27,12 +31,16 @@ Command add_info_command(CLI::App& app) {
           .set("num_cores", info.num_cores)
           .set("cpu_features", info.cpu_features)
           .set("cuda", info.has_cuda)
+          .set("cpu_computes_in_bf16", bf16.autocast)
+          .set("bf16", bf16.reason)
+          .set("fp16", fp16.reason)
           .set("warnings", warnings);
       fmt::print("{}\n", object.dump());
     } else {
       fmt::print("headroom   {}\nLibTorch   {}\nBLAS       {}\nthreads    {} of {} cores\nCPU        {}\nCUDA       {}\n",
                  info.headroom_version, info.libtorch_version, info.blas, info.num_threads, info.num_cores, info.cpu_features,
                  info.has_cuda ? "yes" : "no");
+      fmt::print("precision  {}\n           {}\n", bf16.reason, fp16.reason);
       for (const std::string& warning : info.warnings) fmt::print("warning: {}\n", warning);
     }
     return 0;

@@ -123,8 +123,10 @@ std::vector<ArgumentField> make_fields() {
       optional_text_field("gradient_checkpointing", &A::gradient_checkpointing, "every",
                           "recompute without a budget: every, sqrt, log, segments=K or optimal"),
       switch_field("recompute_check", &A::recompute_check, "verify that recomputed values equal the first ones"),
-      switch_field("fp16", &A::fp16, "half precision"),
+      switch_field("fp16", &A::fp16, "half precision, with dynamic loss scaling"),
       switch_field("bf16", &A::bf16, "bfloat16 precision"),
+      text_field("half_precision_backend", &A::half_precision_backend,
+                 "autocast: compute in it; keep: compute in fp32, keep activations in it; auto: autocast where it is faster"),
       text_field("optim", &A::optim, "sgd, adam, adamw, adafactor or adamw_8bit"),
       number_field("learning_rate", &A::learning_rate, "the highest learning rate"),
       number_field("weight_decay", &A::weight_decay, "not applied to biases and norms"),
@@ -186,6 +188,18 @@ void validate_device(const std::string& device) {
   const std::string index = device.rfind("cuda:", 0) == 0 ? device.substr(5) : "";
   if (index.empty() || index.size() > 3 || index.find_first_not_of("0123456789") != std::string::npos) {
     reject("device", device, "expected cpu or cuda[:i]");
+  }
+}
+
+void validate_precision(const TrainingArguments& arguments) {
+  const std::string& backend = arguments.half_precision_backend;
+  require_one_of("half_precision_backend", backend, {"auto", "autocast", "keep"});
+  if (arguments.fp16 && arguments.bf16) throw ConfigError("--fp16 and --bf16 exclude each other: choose one");
+  if (backend != "auto" && !arguments.fp16 && !arguments.bf16) {
+    throw ConfigError(fmt::format("--half_precision_backend {} says how half precision is used: add --bf16 or --fp16", backend));
+  }
+  if (backend == "autocast" && arguments.fp16 && arguments.device == "cpu") {
+    throw ConfigError("autocast on the cpu does not compute in fp16: choose --bf16, or --half_precision_backend keep");
   }
 }
 
@@ -325,7 +339,7 @@ void validate(const TrainingArguments& arguments, const std::set<std::string>& g
   validate_spill_dir(arguments, given);
   validate_accumulation(arguments);
 
-  if (arguments.fp16 && arguments.bf16) throw ConfigError("--fp16 and --bf16 exclude each other: choose one");
+  validate_precision(arguments);
   if (arguments.global_batch_size > 0 && given.count("gradient_accumulation_steps") != 0) {
     throw ConfigError("--global_batch_size and --gradient_accumulation_steps both say how many samples make an update: give one of them");
   }

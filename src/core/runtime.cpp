@@ -11,6 +11,11 @@
 
 #include <dlfcn.h>
 #include <sched.h>
+#if defined(__x86_64__)
+#include <cpuid.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
 
 #include <cstdlib>
 #include <string>
@@ -57,10 +62,35 @@ std::string cpu_features() {
 #if defined(__x86_64__)
   add(__builtin_cpu_supports("avx2"), "AVX2");
   add(__builtin_cpu_supports("avx512f"), "AVX-512");
-  add(__builtin_cpu_supports("avx512bf16"), "AVX512-BF16");
 #endif
+  const HalfInstructions half = half_instructions();
+  add(half.avx512_bf16, "AVX512-BF16");
+  add(half.avx512_fp16, "AVX512-FP16");
+  add(half.amx_bf16, "AMX-BF16");
   return features;
 }
+
+#if defined(__x86_64__)
+// Linux saves the tiles of a process only after it has asked for that; without it the first tile instruction ends the program.
+bool may_use_tiles() {
+  constexpr long kRequestPermission = 0x1023;  // ARCH_REQ_XCOMP_PERM
+  constexpr long kTileData = 18;               // XFEATURE_XTILE_DATA
+  return syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
+}
+
+HalfInstructions ask_processor() {
+  HalfInstructions half;
+  if (!__builtin_cpu_supports("avx512f")) return half;  // the CPU has it, and the system saves its registers
+  half.avx512_bf16 = __builtin_cpu_supports("avx512bf16");
+  unsigned eax = 0, ebx = 0, ecx = 0, edx = 0;
+  if (__get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx) == 0) return half;
+  half.avx512_fp16 = (edx >> 23 & 1U) != 0;
+  half.amx_bf16 = (edx >> 22 & 1U) != 0 && (edx >> 24 & 1U) != 0 && may_use_tiles();
+  return half;
+}
+#else
+HalfInstructions ask_processor() { return {}; }
+#endif
 
 }  // namespace
 
@@ -95,12 +125,9 @@ RuntimeInfo runtime_info() {
   return info;
 }
 
-bool cpu_computes_bf16() {
-#if defined(__x86_64__)
-  return __builtin_cpu_supports("avx512bf16");
-#else
-  return false;
-#endif
+HalfInstructions half_instructions() {
+  static const HalfInstructions half = ask_processor();
+  return half;
 }
 
 }  // namespace headroom

@@ -1,24 +1,91 @@
 #include "headroom/execute/autocast.h"
 
+#include <ATen/ATen.h>
 #include <ATen/autocast_mode.h>
-#include <ATen/Context.h>
 #include <fmt/format.h>
 
+#include <algorithm>
+#include <chrono>
 #include <cstdlib>
+#include <limits>
+#include <string>
+#include <vector>
 
 #include "headroom/core/error.h"
 #include "headroom/core/runtime.h"
 #include "headroom/core/torch_compat.h"
+#include "headroom/memory/meter.h"
 
 namespace headroom {
 namespace {
 
 #if !HEADROOM_TORCH_AT_LEAST(2, 0)
-// The oneDNN of LibTorch 1.x runs AMX instructions wherever the CPU announces them; where the system does not let it, the program dies by
-// an illegal instruction. Its AVX512-BF16 products are fast as well. oneDNN reads this at its first product, so it is set while the program
-// is loaded, unless the user has decided.
+// The oneDNN of LibTorch 1.x (2.6) multiplies by AMX wherever the CPU has it, but on tiles that it has not configured: the program dies by
+// an illegal instruction, with the system's permission or without. oneDNN reads this limit at its first product, so it is set while the
+// program is loaded, unless the user has decided.
 const bool kOneDnnIsLimited = []() { return setenv("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16", /*overwrite=*/0) == 0; }();
 #endif
+
+// Whether a product in bf16 can be tried without ending the program.
+bool products_are_safe() {
+#if HEADROOM_TORCH_AT_LEAST(2, 0)
+  return true;
+#else
+  const char* limit = std::getenv("ONEDNN_MAX_CPU_ISA");
+  const bool allows_amx = limit == nullptr || std::string(limit).find("AMX") != std::string::npos || std::string(limit) == "ALL" ||
+                          std::string(limit) == "DEFAULT";
+  return !half_instructions().amx_bf16 || !allows_amx;
+#endif
+}
+
+// Buffers of the probe are no tensors of the run: they are outside of the meter, and whatever the products themselves allocate must not
+// depend on how much of the budget is left, or two budgets could decide differently.
+class NoCap {
+ public:
+  NoCap() : cap_(MemoryMeter::instance().cap()) { MemoryMeter::instance().set_cap(0); }
+  ~NoCap() { MemoryMeter::instance().set_cap(cap_); }
+  NoCap(const NoCap&) = delete;
+  NoCap& operator=(const NoCap&) = delete;
+
+ private:
+  std::int64_t cap_;
+};
+
+// The time of a product in bf16 as a multiple of the time in fp32, the fastest of a few of each, by turns.
+double bf16_product_time() {
+  constexpr std::int64_t kRows = 1024, kWidth = 512;
+  constexpr int kRuns = 5;
+  const NoCap no_cap;
+  const at::NoGradGuard no_grad;
+  std::vector<float> x(kRows * kWidth, 0.5F), y(kRows * kRows);
+  std::vector<c10::BFloat16> x_half(x.size(), c10::BFloat16(0.5F)), y_half(y.size());
+  const auto matrix = [](void* data, std::int64_t columns, c10::ScalarType type) { return at::from_blob(data, {kRows, columns}, type); };
+  const auto seconds = [](const at::Tensor& in, at::Tensor out) {
+    const auto start = std::chrono::steady_clock::now();
+    at::mm_out(out, in, in.t());
+    return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  };
+  double full = std::numeric_limits<double>::infinity(), half = full;
+  for (int run = 0; run < kRuns; ++run) {
+    full = std::min(full, seconds(matrix(x.data(), kWidth, c10::kFloat), matrix(y.data(), kRows, c10::kFloat)));
+    half = std::min(half, seconds(matrix(x_half.data(), kWidth, c10::kBFloat16), matrix(y_half.data(), kRows, c10::kBFloat16)));
+  }
+  return half / full;
+}
+
+HalfPrecision ask_cpu_for_bf16() {
+  const auto keep = [](const std::string& why) {
+    return HalfPrecision{false, fmt::format("bf16: {}: computing in fp32, keeping activations in bf16", why)};
+  };
+  // Casting takes time as well, and a decision at the edge would differ from run to run.
+  constexpr double kClearlyFaster = 0.75;
+  if (!half_instructions().avx512_bf16 && !half_instructions().amx_bf16) return keep("this CPU has no instructions for it");
+  if (!at::hasMKLDNN()) return keep("this LibTorch has no products that use the CPU's instructions for it");
+  if (!products_are_safe()) return keep("ONEDNN_MAX_CPU_ISA lets this LibTorch use AMX, which it does wrongly");
+  const double time = bf16_product_time();
+  if (time > kClearlyFaster) return keep(fmt::format("a product takes {:.1f} times as long as in fp32 on this CPU", time));
+  return {true, fmt::format("bf16: a product takes {:.1f} times as long as in fp32: computing in bf16, weights in fp32", time)};
+}
 
 bool is_enabled(c10::DeviceType device) {
   return device == c10::kCUDA ? HEADROOM_AUTOCAST_CUDA_ENABLED() : HEADROOM_AUTOCAST_CPU_ENABLED();
@@ -66,10 +133,9 @@ Autocast::~Autocast() {
 HalfPrecision choose_half_precision(c10::Device device, c10::ScalarType dtype) {
   const char* name = dtype == c10::kHalf ? "fp16" : "bf16";
   if (device.is_cuda()) return {true, fmt::format("{}: computing in {} on {}, weights in fp32", name, name, device.str())};
-  if (dtype == c10::kBFloat16 && cpu_computes_bf16() && at::hasMKLDNN()) {
-    return {true, "bf16: the CPU has instructions for it: computing in bf16, weights in fp32"};
-  }
-  return {false, fmt::format("{}: this CPU has no instructions for it: computing in fp32, keeping activations in {}", name, name)};
+  if (dtype == c10::kHalf) return {false, "fp16: LibTorch has no products in it on a CPU: computing in fp32, keeping activations in fp16"};
+  static const HalfPrecision bf16 = ask_cpu_for_bf16();
+  return bf16;
 }
 
 }  // namespace headroom

@@ -30,7 +30,7 @@ struct Executor::Run {
 
   Stage& stage(std::size_t number) const { return executor.chain_.stage(number - 1); }
   StageCall call(std::size_t number) const {
-    return {stage(number), micro, number == 1, number == num_stages(), executor.options_.keep_in_half};
+    return {stage(number), micro, number == 1, number == num_stages(), executor.options_.keep_in_half, executor.options_.compute_in_half};
   }
   std::size_t num_stages() const { return executor.chain_.size(); }
 
@@ -162,6 +162,9 @@ struct Executor::Run {
 };
 
 Executor::Executor(Chain chain, ExecutorOptions options) : chain_(std::move(chain)), options_(std::move(options)) {
+  if (options_.keep_in_half && options_.compute_in_half) {
+    throw ConfigError("keep_in_half and compute_in_half exclude each other: what is computed in half precision is kept in it");
+  }
   const std::vector<KeepAs>& formats = options_.boundary_formats;
   if (std::find(formats.begin(), formats.end(), KeepAs::kDisk) != formats.end()) {
     spill_file_ = std::make_shared<SpillFile>(options_.spill_dir);
@@ -188,7 +191,8 @@ std::vector<at::Tensor> Executor::evaluate(const MicroBatch& micro) const {
   const OwnerScope owner(Owner::kActivations);
   Tensors values = micro.inputs;
   for (std::size_t i = 0; i < chain_.size(); ++i) {
-    values = forward_discarding({chain_.stage(i), micro, i == 0, i + 1 == chain_.size(), options_.keep_in_half}, values);
+    values = forward_discarding({chain_.stage(i), micro, i == 0, i + 1 == chain_.size(), options_.keep_in_half, options_.compute_in_half},
+                                values);
   }
   return values;
 }

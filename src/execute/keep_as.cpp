@@ -22,8 +22,6 @@ namespace {
 
 namespace autograd = torch::autograd;
 
-constexpr std::size_t kSmallBytes = 4096;
-
 }  // namespace
 
 class KeepAsScope::Source final : public SavedTensorHookSource {
@@ -38,6 +36,14 @@ class KeepAsScope::Source final : public SavedTensorHookSource {
     auto stored = std::make_shared<InHalf>(tensor.scalar_type(), half.as_strided({half.numel()}, {1}));
     stored_[key_of(tensor)] = stored;
     known_.push_back(std::move(stored));
+  }
+
+  at::Tensor stored_half(const at::Tensor& tensor) const {
+    if (!tensor.is_non_overlapping_and_dense()) return {};
+    const auto found = stored_.find(key_of(tensor));
+    const std::shared_ptr<const Stored> stored = found == stored_.end() ? nullptr : found->second.lock();
+    const at::Tensor half = stored ? stored->flat_half() : at::Tensor();
+    return half.defined() ? half.as_strided(tensor.sizes(), tensor.strides()) : half;
   }
 
   std::int64_t original_bytes = 0, stored_bytes = 0;
@@ -76,7 +82,7 @@ class KeepAsScope::Source final : public SavedTensorHookSource {
   using Key = std::tuple<std::uint64_t, std::int64_t, std::int64_t, std::int64_t, at::ScalarType>;
 
   bool is_kept_anyway(const at::Tensor& tensor) const {
-    if (tensor.nbytes() < kSmallBytes || tensor.layout() != at::kStrided || !tensor.has_storage()) return true;
+    if (tensor.nbytes() < kSmallestConvertedBytes || tensor.layout() != at::kStrided || !tensor.has_storage()) return true;
     if (format_ != KeepAs::kDisk && tensor.scalar_type() != at::kFloat && tensor.scalar_type() != at::kDouble) return true;
     // A parameter, or a view of one such as weight.t(), which is no leaf itself.
     const at::TensorBase& base = tensor.is_view() ? tensor._base() : static_cast<const at::TensorBase&>(tensor);
@@ -122,6 +128,7 @@ struct KeepAsScope::State {
 KeepAsScope::KeepAsScope(KeepAs format, const std::string& folder) : state_(std::make_unique<State>(format, folder)) {}
 KeepAsScope::~KeepAsScope() = default;
 void KeepAsScope::already_stored(const at::Tensor& tensor, const at::Tensor& half) { state_->source.already_stored(tensor, half); }
+at::Tensor KeepAsScope::stored_half(const at::Tensor& tensor) const { return state_->source.stored_half(tensor); }
 std::int64_t KeepAsScope::original_bytes() const { return state_->source.original_bytes; }
 std::int64_t KeepAsScope::stored_bytes() const { return state_->source.stored_bytes; }
 

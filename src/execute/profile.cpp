@@ -73,16 +73,16 @@ std::int64_t view_bytes(const Tensors& outputs, const Tensors& inputs, bool firs
   return bytes;
 }
 
-// The type of a boundary's gradient: gradients are never in half precision here, whatever the boundary is kept in.
-at::ScalarType gradient_type(const at::Tensor& boundary) {
-  return boundary.scalar_type() == at::kHalf || boundary.scalar_type() == at::kBFloat16 ? at::kFloat : boundary.scalar_type();
+// The type of a boundary's gradient: that of the value, which is fp32 where the boundary is only kept in half precision.
+at::ScalarType gradient_type(const at::Tensor& boundary, std::optional<at::ScalarType> half) {
+  return boundary.scalar_type() == half ? at::kFloat : boundary.scalar_type();
 }
 
-std::int64_t gradient_bytes(const Tensors& outputs) {
+std::int64_t gradient_bytes(const Tensors& outputs, std::optional<at::ScalarType> half) {
   std::int64_t bytes = 0;
   for (const at::Tensor& output : outputs) {
     if (!output.defined() || !output.is_floating_point()) continue;
-    bytes += output.numel() * static_cast<std::int64_t>(c10::elementSize(gradient_type(output)));
+    bytes += output.numel() * static_cast<std::int64_t>(c10::elementSize(gradient_type(output, half)));
   }
   return bytes;
 }
@@ -133,8 +133,8 @@ struct StagePair {
 
 class ChainProfiler {
  public:
-  ChainProfiler(const Chain& chain, const MicroBatch& micro, std::optional<at::ScalarType> half)
-      : chain_(chain), micro_(micro), half_(half), clean_(chain.parameters()) {
+  ChainProfiler(const Chain& chain, const MicroBatch& micro, std::optional<at::ScalarType> half, std::optional<at::ScalarType> compute)
+      : chain_(chain), micro_(micro), half_(half), compute_(compute), clean_(chain.parameters()) {
     // A tied parameter's gradient appears in the last stage that uses it; for the stages before it is there already.
     for (std::size_t i = 0; i < chain.size(); ++i) {
       for (const at::Tensor& parameter : parameters_of(i)) last_user_[parameter.unsafeGetTensorImpl()] = i;
@@ -191,7 +191,7 @@ class ChainProfiler {
     return forward_discarding(call(index), inputs);
   }
 
-  StageCall call(std::size_t index) const { return {chain_.stage(index), micro_, index == 0, index + 1 == chain_.size(), half_}; }
+  StageCall call(std::size_t index) const { return {chain_.stage(index), micro_, index == 0, index + 1 == chain_.size(), half_, compute_}; }
 
   Tensors measure_stage(std::size_t index, const Tensors& inputs, StagePair& pair) {
     Stage& stage = chain_.stage(index);
@@ -210,14 +210,14 @@ class ChainProfiler {
 
     StageCosts costs;
     costs.output_bytes = forward.after_bytes - forward.before_bytes + view_bytes(outputs, inputs, first);
-    costs.grad_bytes = last ? 0 : gradient_bytes(outputs);
+    costs.grad_bytes = last ? 0 : gradient_bytes(outputs, half_);
     costs.forward_ns = forward.ns;
     costs.forward_transient_bytes = std::max<std::int64_t>(0, forward.peak_bytes - forward.before_bytes - costs.output_bytes);
     pair.appearing = costs;
     pair.allocated = costs;
     if (!last) shapes = without_memory(outputs);
     outputs.clear();  // options are measured with no more in memory than a real step has
-    const std::size_t num_options = half_ ? 1 : stage.options().size();
+    const std::size_t num_options = half_ ? static_cast<std::size_t>(stage.num_half_options()) : stage.options().size();
     for (std::size_t option = 0; option < num_options; ++option) {
       measure_option(index, inputs, shapes, static_cast<int>(option), pair);
     }
@@ -274,7 +274,7 @@ class ChainProfiler {
     for (const at::Tensor& shape : shapes) {
       gradient.push_back(
           shape.defined() && shape.is_floating_point()
-              ? torch::full(shape.sizes(), 1e-3, shape.options().dtype(gradient_type(shape)).device(micro_.inputs.at(0).device()))
+              ? torch::full(shape.sizes(), 1e-3, shape.options().dtype(gradient_type(shape, half_)).device(micro_.inputs.at(0).device()))
               : at::Tensor());
     }
     const std::int64_t seed_bytes = bytes_of(gradient);
@@ -294,6 +294,7 @@ class ChainProfiler {
   const Chain& chain_;
   const MicroBatch& micro_;
   std::optional<at::ScalarType> half_;
+  std::optional<at::ScalarType> compute_;
   CleanGradients clean_;
   bool is_complete_ = true;
   bool fits_ = true;  // every stage has an option that does
@@ -352,11 +353,12 @@ ChainProfile empty_profile(const ChainProfile& like) {
   return profile;
 }
 
-std::optional<ChainProfile> profile_chain(const Chain& chain, const MicroBatch& micro, std::optional<at::ScalarType> half) {
+std::optional<ChainProfile> profile_chain(const Chain& chain, const MicroBatch& micro, std::optional<at::ScalarType> half,
+                                          std::optional<at::ScalarType> compute) {
   const RandomState random = RandomState::capture();
   std::optional<ChainProfile> profile;
   try {
-    profile = ChainProfiler(chain, micro, half).run();
+    profile = ChainProfiler(chain, micro, half, compute).run();
   } catch (const c10::OutOfMemoryError&) {
     release_failed_backward();
   }

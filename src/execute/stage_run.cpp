@@ -1,10 +1,13 @@
 #include "execute/stage_run.h"
 
 #include <headroom/core/error.h>
+#include <headroom/execute/autocast.h>
 #include <headroom/execute/keep_as.h>
 #include <headroom/memory/meter.h>
 #include <headroom/ops/convert.h>
 #include <headroom/ops/direct_gradient.h>
+
+#include "execute/recompute_state.h"
 
 #include <fmt/format.h>
 #include <torch/csrc/autograd/engine.h>
@@ -22,13 +25,15 @@ at::Tensor make_gradient(const at::Tensor& parameter) {
   return torch::empty_like(parameter, at::MemoryFormat::Contiguous);
 }
 
-// The form in which a boundary is held.
-Tensors encode(const StageCall& call, const Tensors& outputs) {
+// The form in which a boundary is held. Where `keep_as` has stored it for backward anyway, it is the same memory.
+Tensors encode(const StageCall& call, const Tensors& outputs, const KeepAsScope* keep_as) {
   Tensors encoded;
   encoded.reserve(outputs.size());
   for (const at::Tensor& output : outputs) {
     const bool converts = call.half && !call.is_last && output.defined() && output.scalar_type() == at::kFloat;
-    encoded.push_back(!output.defined() ? output : converts ? convert(output.detach(), *call.half) : output.detach());
+    at::Tensor half = converts && keep_as != nullptr ? keep_as->stored_half(output.detach()) : at::Tensor();
+    if (converts && !half.defined()) half = convert(output.detach(), *call.half);
+    encoded.push_back(converts || !output.defined() ? half : output.detach());
   }
   return encoded;
 }
@@ -38,6 +43,24 @@ at::Tensor decode(const StageCall& call, const at::Tensor& input) {
   return !input.defined() ? input : converts ? convert(input, at::kFloat) : input.detach();
 }
 
+// The plan counts options from the first that half precision may use.
+int stage_option(const StageCall& call, int option) { return call.half ? call.stage.half_option() + option : option; }
+
+// Precision as the call says, for one forward. Autocast has no cache of cast weights here: one that was made without gradients must not be
+// found by a forward that needs them.
+class ComputeScope {
+ public:
+  ComputeScope(const StageCall& call, const Tensors& inputs) : kept_type_(call.half) {
+    if (call.compute) autocast_.emplace(inputs.at(0).device().type(), *call.compute);
+    uncached_.emplace(AutocastState::capture());
+  }
+
+ private:
+  KeptTypeScope kept_type_;
+  std::optional<Autocast> autocast_;
+  std::optional<AutocastStateScope> uncached_;
+};
+
 }  // namespace
 
 Tensors forward_discarding(const StageCall& call, const Tensors& inputs) {
@@ -45,9 +68,13 @@ Tensors forward_discarding(const StageCall& call, const Tensors& inputs) {
   Tensors values;
   values.reserve(inputs.size());
   for (const at::Tensor& input : inputs) values.push_back(decode(call, input));
-  Tensors outputs = call.stage.forward(values, call.micro, call.half ? call.stage.half_option() : 0);
+  Tensors outputs;
+  {
+    const ComputeScope compute(call, values);
+    outputs = call.stage.forward(values, call.micro, stage_option(call, 0));
+  }
   values.clear();
-  return encode(call, outputs);
+  return encode(call, outputs, nullptr);
 }
 
 KeptStage forward_keeping(const StageCall& call, const Tensors& inputs, int option, const std::shared_ptr<StoredBoundary>& stored) {
@@ -69,16 +96,19 @@ KeptStage forward_keeping(const StageCall& call, const Tensors& inputs, int opti
     kept.taps.push_back(std::move(tap));
     values.push_back(std::move(value));
   }
-  std::optional<SavedFromBoundary> saved_inputs;
-  if (stored) saved_inputs.emplace(stored, values);
-  const Tensors outputs = call.stage.forward(values, call.micro, call.half ? call.stage.half_option() : option);
-  saved_inputs.reset();
+  Tensors outputs;
+  {
+    std::optional<SavedFromBoundary> saved_inputs;
+    if (stored) saved_inputs.emplace(stored, values);
+    const ComputeScope compute(call, values);
+    outputs = call.stage.forward(values, call.micro, stage_option(call, option));
+  }
   values.clear();
   for (const at::Tensor& output : outputs) {
     kept.roots.push_back(output.defined() && output.requires_grad() ? torch::autograd::impl::gradient_edge(output)
                                                                     : torch::autograd::Edge());
   }
-  kept.outputs = encode(call, outputs);
+  kept.outputs = encode(call, outputs, keep_as ? &*keep_as : nullptr);
   return kept;
 }
 

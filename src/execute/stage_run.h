@@ -41,6 +41,8 @@ struct StageCall {
   bool is_last = false;   ///< its output is the loss
   /// When set, what is kept between forward and backward, and the boundaries between stages, are in this type; computing stays in fp32.
   std::optional<at::ScalarType> half;
+  /// When set, forward runs under autocast to this type. Boundaries are then in whatever type the stage returns.
+  std::optional<at::ScalarType> compute;
 };
 
 /// A stage between its forward and its backward. Holds the graph by its edges, so that it keeps no tensor alive that backward does not

@@ -21,6 +21,7 @@ class Stored {
   /// A flat tensor of all elements, in their own type and on their own device.
   virtual at::Tensor restore() const = 0;
   virtual std::int64_t num_bytes() const = 0;
+  virtual at::Tensor flat_half() const { return {}; }  ///< the halves themselves, where that is what is stored
 };
 
 class InHalf final : public Stored {
@@ -28,6 +29,7 @@ class InHalf final : public Stored {
   InHalf(at::ScalarType dtype, at::Tensor flat_half);
   at::Tensor restore() const override;
   std::int64_t num_bytes() const override;
+  at::Tensor flat_half() const override { return half_; }
 
  private:
   at::ScalarType dtype_;

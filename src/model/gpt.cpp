@@ -94,6 +94,7 @@ class GptBlock final : public Stage {
   }
   std::vector<std::string> options() const override { return block_keep_names(); }
   int half_option() const override { return static_cast<int>(BlockKeep::kNoGeluNorms); }
+  int num_half_options() const override { return static_cast<int>(BlockKeep::kAttention) - half_option() + 1; }
   std::shared_ptr<torch::nn::Module> module() const override { return module_; }
   std::string kind() const override { return "gpt_block"; }
 

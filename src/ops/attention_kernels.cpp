@@ -250,8 +250,14 @@ HWY_INLINE void ZeroRow(float* row, std::int64_t begin, std::int64_t end) {
   for (std::int64_t k = begin; k < end; ++k) row[k] = 0.0f;
 }
 
-// Turns a row of scores into e^(score - maximum); updates the running maximum and sum, and rescales what was summed before.
-HWY_INLINE void SoftmaxRow(float* row, std::int64_t count, float& maximum, float& sum, float* out, std::int64_t depth) {
+// Scores are scaled after the maximum is subtracted: near the maximum, where the weights are large, the difference is exact, so that huge
+// scores lose no more than their own rounding.
+HWY_INLINE VF ExpOfScore(DF d, const float* score, VF maximum, VF scale) {
+  return Exp(d, hn::Mul(hn::Sub(hn::LoadU(d, score), maximum), scale));
+}
+
+// Turns a row of scores into e^(scale (score - maximum)); updates the running maximum and sum, and rescales what was summed before.
+HWY_INLINE void SoftmaxRow(float* row, std::int64_t count, float scale, float& maximum, float& sum, float* out, std::int64_t depth) {
   const DF d;
   const std::int64_t lanes = NumLanes();
   std::int64_t k = 0;
@@ -260,23 +266,23 @@ HWY_INLINE void SoftmaxRow(float* row, std::int64_t count, float& maximum, float
   const auto rest = hn::FirstN(d, static_cast<std::size_t>(count - k));
   if (k < count) highest = hn::Max(highest, hn::IfThenElse(rest, hn::LoadU(d, row + k), hn::Set(d, kLowest)));
   const float next = Largest(d, highest);
-  const VF shift = hn::Set(d, next);
+  const VF shift = hn::Set(d, next), factor = hn::Set(d, scale);
   VF total = hn::Zero(d);
   for (k = 0; k + lanes <= count; k += lanes) {
-    const VF e = Exp(d, hn::Sub(hn::LoadU(d, row + k), shift));
+    const VF e = ExpOfScore(d, row + k, shift, factor);
     hn::StoreU(e, d, row + k);
     total = hn::Add(total, e);
   }
   if (k < count) {
-    const VF e = hn::IfThenElseZero(rest, Exp(d, hn::Sub(hn::LoadU(d, row + k), shift)));
+    const VF e = hn::IfThenElseZero(rest, ExpOfScore(d, row + k, shift, factor));
     hn::StoreU(e, d, row + k);
     total = hn::Add(total, e);
   }
-  const float correction = std::exp(maximum - next);
+  const float correction = std::exp((maximum - next) * scale);
   sum = sum * correction + Sum(d, total);
   if (correction != 1.0f && maximum > kLowest) {
-    const VF factor = hn::Set(d, correction);
-    for (std::int64_t j = 0; j < depth; j += lanes) hn::StoreU(hn::Mul(hn::LoadU(d, out + j), factor), d, out + j);
+    const VF rescale = hn::Set(d, correction);
+    for (std::int64_t j = 0; j < depth; j += lanes) hn::StoreU(hn::Mul(hn::LoadU(d, out + j), rescale), d, out + j);
   }
   maximum = next;
 }
@@ -300,7 +306,7 @@ HWY_INLINE bool AnyVisible(const float* bias, std::int64_t begin, std::int64_t e
   return false;
 }
 
-void AttentionForwardHead(const AttentionCall& call, float* y, float* lse, std::int64_t item, float* scratch) {
+void AttentionForwardHead(const AttentionCall& call, float* y, float* softmax, std::int64_t item, float* scratch) {
   const std::int64_t length = call.length, depth = padded(call.head_size), padded_length = padded(length);
   const Head head(call, item);
   float* keys = scratch;                         // transposed panels
@@ -317,7 +323,7 @@ void AttentionForwardHead(const AttentionCall& call, float* y, float* lse, std::
   for (std::int64_t query = 0; query < length; query += kQueryTile) {
     const std::int64_t num_queries = std::min(kQueryTile, length - query);
     for (std::int64_t i = 0; i < num_queries; ++i) {
-      CopyRow(head.source[0] + (query + i) * head.stride, head.bias[0], call.scale, call.head_size, depth, queries + i * depth);
+      CopyRow(head.source[0] + (query + i) * head.stride, head.bias[0], 1.0f, call.head_size, depth, queries + i * depth);
       maxima[i] = kLowest;
       sums[i] = 0.0f;
     }
@@ -332,50 +338,72 @@ void AttentionForwardHead(const AttentionCall& call, float* y, float* lse, std::
         const std::int64_t count = tile.visible(i);
         const std::int64_t group_end = tile.visible(std::min(i / kRows * kRows + kRows, num_queries) - 1);
         if (call.key_mask != nullptr) AddRow(row, mask + key, count);
-        if (count > 0) SoftmaxRow(row, count, maxima[i], sums[i], out + i * depth, depth);
+        if (count > 0) SoftmaxRow(row, count, call.scale, maxima[i], sums[i], out + i * depth, depth);
         ZeroRow(row, count, group_end);
         if (call.dropout.threshold != 0) DropRow(call.dropout, item * length + query + i, key, row, count);
       }
       WeightedSum(tile, scores, values, padded_length, depth, out);
     }
     for (std::int64_t i = 0; i < num_queries; ++i) {
-      // A row that sees no key gives 0; what its log-sum-exp is does not matter, since backward masks its scores.
+      // A row that sees no key gives 0; backward masks its scores, whatever its maximum is.
       const float inverse = sums[i] == 0.0f ? 0.0f : 1.0f / sums[i];
       float* row = y + head.output_start + (query + i) * head.channels;
       CopyRow(out + i * depth, nullptr, inverse, call.head_size, 0, row);
-      lse[item * length + query + i] = sums[i] == 0.0f ? 0.0f : maxima[i] + std::log(sums[i]);
+      softmax[item * 2 * length + query + i] = maxima[i];
+      softmax[(item * 2 + 1) * length + query + i] = inverse;
     }
   }
 }
 
+// What forward kept of the softmax of a row, and what backward subtracts.
+struct SoftmaxOfRow {
+  float scale, maximum, inverse_sum, delta;
+};
+
 // Turns scores into probabilities and dP into dS = P (dP - delta).
-HWY_INLINE void BackwardRow(float* probabilities, float* grads, std::int64_t count, float lse, float delta) {
+HWY_INLINE void BackwardRow(float* probabilities, float* grads, std::int64_t count, const SoftmaxOfRow& softmax) {
   const DF d;
   const std::int64_t lanes = NumLanes();
-  const VF shift = hn::Set(d, lse), center = hn::Set(d, delta);
+  const VF scale = hn::Set(d, softmax.scale), shift = hn::Set(d, softmax.maximum);
+  const VF inverse = hn::Set(d, softmax.inverse_sum), center = hn::Set(d, softmax.delta);
   std::int64_t k = 0;
   for (; k + lanes <= count; k += lanes) {
-    const VF e = Exp(d, hn::Sub(hn::LoadU(d, probabilities + k), shift));
-    hn::StoreU(e, d, probabilities + k);
-    hn::StoreU(hn::Mul(e, hn::Sub(hn::LoadU(d, grads + k), center)), d, grads + k);
+    const VF p = hn::Mul(ExpOfScore(d, probabilities + k, shift, scale), inverse);
+    hn::StoreU(p, d, probabilities + k);
+    hn::StoreU(hn::Mul(p, hn::Sub(hn::LoadU(d, grads + k), center)), d, grads + k);
   }
   if (k < count) {
     const auto rest = hn::FirstN(d, static_cast<std::size_t>(count - k));
-    const VF e = hn::IfThenElseZero(rest, Exp(d, hn::Sub(hn::LoadU(d, probabilities + k), shift)));
-    hn::StoreU(e, d, probabilities + k);
-    hn::StoreU(hn::IfThenElseZero(rest, hn::Mul(e, hn::Sub(hn::LoadU(d, grads + k), center))), d, grads + k);
+    const VF p = hn::IfThenElseZero(rest, hn::Mul(ExpOfScore(d, probabilities + k, shift, scale), inverse));
+    hn::StoreU(p, d, probabilities + k);
+    hn::StoreU(hn::IfThenElseZero(rest, hn::Mul(p, hn::Sub(hn::LoadU(d, grads + k), center))), d, grads + k);
   }
 }
 
-HWY_INLINE float Dot(const float* a, const float* b, std::int64_t count) {
-  const DF d;
-  const std::int64_t lanes = NumLanes();
-  VF sum = hn::Zero(d);
-  std::int64_t j = 0;
-  for (; j + lanes <= count; j += lanes) sum = hn::MulAdd(hn::LoadU(d, a + j), hn::LoadU(d, b + j), sum);
-  float total = Sum(d, sum);
-  for (; j < count; ++j) total += a[j] * b[j];
-  return total;
+// deltas[i] = dy_i . y_i, summed in the order in which Multiply sums dP = dy . v: where one key has all the weight, y is its value and dP -
+// delta is exactly 0, not a difference of roundings. Rows are taken together, because one such sum alone would wait for itself.
+HWY_INLINE void Deltas(const float* dout, const float* y, std::int64_t y_stride, std::int64_t num_rows, std::int64_t depth,
+                       std::int64_t head_size, float* deltas) {
+  const hn::CappedTag<float, 1> d;
+  using V = hn::Vec<decltype(d)>;
+  constexpr std::int64_t kTogether = 8;
+  for (std::int64_t r = 0; r < num_rows; r += kTogether) {
+    const std::int64_t count = std::min(kTogether, num_rows - r);
+    const float* a[kTogether];
+    const float* b[kTogether];
+    V sums[kTogether];
+    for (std::int64_t i = 0; i < kTogether; ++i) {
+      const std::int64_t row = r + std::min(i, count - 1);
+      a[i] = dout + row * depth;
+      b[i] = y + row * y_stride;
+      sums[i] = hn::Zero(d);
+    }
+    for (std::int64_t j = 0; j < head_size; ++j) {
+#pragma GCC unroll 8
+      for (std::int64_t i = 0; i < kTogether; ++i) sums[i] = hn::MulAdd(hn::Set(d, a[i][j]), hn::Set(d, b[i][j]), sums[i]);
+    }
+    for (std::int64_t i = 0; i < count; ++i) deltas[r + i] = hn::GetLane(sums[i]);
+  }
 }
 
 struct BackwardScratch {
@@ -405,8 +433,10 @@ struct BackwardScratch {
 };
 
 // Adds what one tile of queries and keys gives to dkeys, dvalues and dqueries.
-HWY_INLINE void BackwardTile(const AttentionCall& call, const Tile& tile, const BackwardScratch& s, const float* lse, std::int64_t item,
+HWY_INLINE void BackwardTile(const AttentionCall& call, const Tile& tile, const BackwardScratch& s, const float* softmax, std::int64_t item,
                              std::int64_t depth, std::int64_t padded_length) {
+  const float* maxima = softmax + item * 2 * call.length + tile.query;
+  const float* inverse_sums = maxima + call.length;
   Scores(tile, s.queries, s.keys, depth, s.probabilities);
   Scores(tile, s.dout, s.values, depth, s.grads);
   for (std::int64_t i = 0; i < tile.num_queries; ++i) {
@@ -417,7 +447,7 @@ HWY_INLINE void BackwardTile(const AttentionCall& call, const Tile& tile, const 
     const std::int64_t end = std::min(tile.num_keys, tile.visible(tile.num_queries - 1));
     if (call.key_mask != nullptr) AddRow(p, s.mask + tile.key, count);
     if (call.dropout.threshold != 0) DropRow(call.dropout, random_row, tile.key, g, count);
-    BackwardRow(p, g, count, lse[item * call.length + tile.query + i], s.deltas[i]);
+    BackwardRow(p, g, count, {call.scale, maxima[i], inverse_sums[i], s.deltas[i]});
     if (call.dropout.threshold != 0) DropRow(call.dropout, random_row, tile.key, p, count);
     ZeroRow(p, count, end);
     ZeroRow(g, count, end);
@@ -427,7 +457,7 @@ HWY_INLINE void BackwardTile(const AttentionCall& call, const Tile& tile, const 
   WeightedSum(tile, s.grads, s.key_rows, padded_length, depth, s.dqueries);
 }
 
-void AttentionBackwardHead(const AttentionCall& call, const float* y, const float* lse, const float* dy, float* dqkv, std::int64_t item,
+void AttentionBackwardHead(const AttentionCall& call, const float* y, const float* softmax, const float* dy, float* dqkv, std::int64_t item,
                            float* scratch) {
   const std::int64_t length = call.length, depth = padded(call.head_size), padded_length = padded(length);
   const Head head(call, item);
@@ -440,25 +470,25 @@ void AttentionBackwardHead(const AttentionCall& call, const float* y, const floa
     const std::int64_t num_queries = std::min(kQueryTile, length - query);
     for (std::int64_t i = 0; i < num_queries; ++i) {
       const std::int64_t at = head.output_start + (query + i) * head.channels;
-      CopyRow(head.source[0] + (query + i) * head.stride, head.bias[0], call.scale, call.head_size, depth, s.queries + i * depth);
+      CopyRow(head.source[0] + (query + i) * head.stride, head.bias[0], 1.0f, call.head_size, depth, s.queries + i * depth);
       CopyRow(dy + at, nullptr, 1.0f, call.head_size, depth, s.dout + i * depth);
       ScatterRow(s.queries + i * depth, depth, i, kQueryTile, s.query_panels);
       ScatterRow(s.dout + i * depth, depth, i, kQueryTile, s.dout_panels);
-      s.deltas[i] = Dot(dy + at, y + at, call.head_size);
     }
+    Deltas(s.dout, y + head.output_start + query * head.channels, head.channels, num_queries, depth, call.head_size, s.deltas);
     std::memset(s.dqueries, 0, static_cast<std::size_t>(num_queries * depth) * sizeof(float));
     const std::int64_t key_end = call.causal ? std::min(num_keys, query + num_queries) : num_keys;
     for (std::int64_t key = 0; key < key_end; key += kKeyTile) {
       const Tile tile{query, num_queries, key, std::min(kKeyTile, key_end - key), call.causal};
       if (call.key_mask != nullptr && !AnyVisible(s.mask, key, key + tile.num_keys)) continue;
-      BackwardTile(call, tile, s, lse, item, depth, padded_length);
+      BackwardTile(call, tile, s, softmax, item, depth, padded_length);
     }
     for (std::int64_t i = 0; i < num_queries; ++i) {
       CopyRow(s.dqueries + i * depth, nullptr, call.scale, call.head_size, 0, dqkv + head.start[0] + (query + i) * head.stride);
     }
   }
   for (std::int64_t t = 0; t < length; ++t) {
-    CopyRow(s.dkeys + t * depth, nullptr, 1.0f, call.head_size, 0, dqkv + head.start[1] + t * head.stride);
+    CopyRow(s.dkeys + t * depth, nullptr, call.scale, call.head_size, 0, dqkv + head.start[1] + t * head.stride);
     CopyRow(s.dvalues + t * depth, nullptr, 1.0f, call.head_size, 0, dqkv + head.start[2] + t * head.stride);
   }
 }
@@ -486,13 +516,13 @@ std::int64_t attention_backward_scratch(std::int64_t length, std::int64_t head_s
          kQueryTile * kScoreStride + kQueryTile + padded(length) + 16;
 }
 
-void attention_forward_head(const AttentionCall& call, float* y, float* lse, std::int64_t item, float* scratch) {
-  HWY_DYNAMIC_DISPATCH(AttentionForwardHead)(call, y, lse, item, scratch);
+void attention_forward_head(const AttentionCall& call, float* y, float* softmax, std::int64_t item, float* scratch) {
+  HWY_DYNAMIC_DISPATCH(AttentionForwardHead)(call, y, softmax, item, scratch);
 }
 
-void attention_backward_head(const AttentionCall& call, const float* y, const float* lse, const float* dy, float* dqkv, std::int64_t item,
-                             float* scratch) {
-  HWY_DYNAMIC_DISPATCH(AttentionBackwardHead)(call, y, lse, dy, dqkv, item, scratch);
+void attention_backward_head(const AttentionCall& call, const float* y, const float* softmax, const float* dy, float* dqkv,
+                             std::int64_t item, float* scratch) {
+  HWY_DYNAMIC_DISPATCH(AttentionBackwardHead)(call, y, softmax, dy, dqkv, item, scratch);
 }
 
 }  // namespace kernels

@@ -5,7 +5,9 @@
 #include "ops/plain.h"
 #include "ops/sizes.h"
 
+#include <headroom/ops/convert.h>
 #include <headroom/ops/dropout.h>
+#include <headroom/ops/layer_norm.h>
 
 #include <torch/csrc/autograd/custom_function.h>
 
@@ -22,10 +24,11 @@ struct Call {
   double attention_dropout_p = 0.0, residual_dropout_p = 0.0, norm_eps = 0.0;
   std::int64_t residual_seed = 0;
   bool wants_grad = false, keep_norm = true, keep_qkv = true;
+  std::optional<at::ScalarType> kept_type;
 };
 
 // The first seven are the tensors that autograd knows, in its order.
-enum Saved { kX, kNormWeight, kNormBias, kQkvWeight, kQkvBias, kProjWeight, kProjBias, kMean, kRstd, kNorm, kQkv, kY, kLse, kKeyMask };
+enum Saved { kX, kNormWeight, kNormBias, kQkvWeight, kQkvBias, kProjWeight, kProjBias, kMean, kRstd, kNorm, kQkv, kY, kSoftmax, kKeyMask };
 
 struct AttentionResidual : torch::autograd::Function<AttentionResidual> {
   static at::Tensor forward(AutogradContext* ctx, const at::Tensor& x, const at::Tensor& norm_weight, const at::Tensor& norm_bias,
@@ -40,15 +43,20 @@ struct AttentionResidual : torch::autograd::Function<AttentionResidual> {
     ops::linear(norm, qkv_weight, qkv.view({num_rows, 3 * width}), 0.0);
     if (!call.wants_grad || !call.keep_norm) norm = at::Tensor();
     at::Tensor y = ops::make_floats({num_samples, length, width}, x);
-    at::Tensor lse = ops::make_floats({num_samples, call.params.num_heads, length}, x);
-    ops::attention_forward(call.params, qkv, qkv_bias, y, lse);
+    at::Tensor softmax = ops::make_floats({num_samples, call.params.num_heads, 2, length}, x);
+    ops::attention_forward(call.params, qkv, qkv_bias, y, softmax);
+    if (call.wants_grad && call.keep_qkv && ops::keeps_half(call.kept_type, qkv.numel())) {
+      ops::keep_exact(ctx->saved_data, "qkv", convert(qkv, *call.kept_type));
+      qkv = at::Tensor();
+    }
     if (!call.wants_grad || !call.keep_qkv) qkv = at::Tensor();
     at::Tensor out = at::empty_like(x);
     add_projection(y, proj_weight, proj_bias, rows, call, out.view({num_rows, width}));
+    // What follows keeps it rounded: rounded from the start, it is the same for who recomputes from it.
+    if (call.kept_type) round_to(out, *call.kept_type);
     if (call.wants_grad)
-      save(ctx,
-           {x, norm_weight, norm_bias, qkv_weight, qkv_bias, proj_weight, proj_bias, mean, rstd, norm, qkv, y, lse, call.params.key_mask},
-           call);
+      save(ctx, {x, norm_weight, norm_bias, qkv_weight, qkv_bias, proj_weight, proj_bias, {}, {}, norm, qkv, y, {}, call.params.key_mask},
+           mean, rstd, softmax, call);
     return out;
   }
 
@@ -65,8 +73,13 @@ struct AttentionResidual : torch::autograd::Function<AttentionResidual> {
     }
   }
 
-  static void save(AutogradContext* ctx, variable_list tensors, const Call& call) {
+  static void save(AutogradContext* ctx, variable_list tensors, const at::Tensor& mean, const at::Tensor& rstd, const at::Tensor& softmax,
+                   const Call& call) {
     ctx->save_for_backward(std::move(tensors));
+    ops::keep_exact(ctx->saved_data, "mean", mean);
+    ops::keep_exact(ctx->saved_data, "rstd", rstd);
+    ops::keep_exact(ctx->saved_data, "softmax", softmax);
+    ops::keep_type(ctx->saved_data, call.kept_type);
     ctx->saved_data["num_heads"] = call.params.num_heads;
     ctx->saved_data["causal"] = call.params.causal;
     ctx->saved_data["seed"] = static_cast<std::int64_t>(call.params.dropout.seed);
@@ -77,7 +90,10 @@ struct AttentionResidual : torch::autograd::Function<AttentionResidual> {
 
   static variable_list backward(AutogradContext* ctx, variable_list grads) {
     ops::check_differentiated_once("attention_residual");
-    const variable_list saved = ctx->get_saved_variables();
+    variable_list saved = ctx->get_saved_variables();
+    saved[kMean] = ops::take_exact(ctx->saved_data, "mean");
+    saved[kRstd] = ops::take_exact(ctx->saved_data, "rstd");
+    saved[kSoftmax] = ops::take_exact(ctx->saved_data, "softmax");
     const at::Tensor dout = grads[0].contiguous();
     const std::int64_t num_samples = dout.size(0), length = dout.size(1), width = dout.size(2), num_rows = num_samples * length;
     const at::Tensor dout_rows = dout.view({num_rows, width}), x_rows = saved[kX].view({num_rows, width});
@@ -125,7 +141,7 @@ struct AttentionResidual : torch::autograd::Function<AttentionResidual> {
     return result;
   }
 
-  // Computes qkv again where it was not kept; its memory then becomes the gradient's.
+  // Turns qkv back, or computes it again where it was not kept; its memory then becomes the gradient's.
   static at::Tensor attention_grad(AutogradContext* ctx, const variable_list& saved, const at::Tensor& norm, const at::Tensor& dy) {
     ops::AttentionParams params;
     params.num_heads = ctx->saved_data["num_heads"].toInt();
@@ -134,13 +150,17 @@ struct AttentionResidual : torch::autograd::Function<AttentionResidual> {
                                             static_cast<std::uint64_t>(ctx->saved_data["seed"].toInt()));
     params.key_mask = saved[kKeyMask];
     at::Tensor qkv = saved[kQkv], dqkv;
+    const at::Tensor half = ops::take_out(ctx->saved_data, "qkv");
     if (qkv.defined()) {
       dqkv = at::empty_like(qkv);
+    } else if (half.defined()) {
+      qkv = dqkv = convert(half, at::kFloat);
     } else {
       qkv = dqkv = ops::make_floats({dy.size(0), dy.size(1), 3 * dy.size(2)}, dy);
       ops::linear(norm, saved[kQkvWeight], qkv.view({norm.size(0), 3 * norm.size(1)}), 0.0);
+      ops::round_as_kept(ctx->saved_data, qkv, qkv.numel());
     }
-    ops::attention_backward(params, qkv, saved[kQkvBias], saved[kY], saved[kLse], dy, dqkv);
+    ops::attention_backward(params, qkv, saved[kQkvBias], saved[kY], saved[kSoftmax], dy, dqkv);
     return dqkv;
   }
 };
@@ -160,8 +180,8 @@ void check_weights(const at::Tensor& x, const AttentionWeights& weights) {
 at::Tensor attention_residual(const at::Tensor& x, const AttentionWeights& weights, const BlockOptions& options) {
   check_weights(x, weights);
   ops::check_attention_sizes(x, options.num_heads, 1, options.attention);
-  if (!ops::has_kernels(x)) {
-    const at::Tensor norm = ops::plain_layer_norm(x, weights.norm_weight, weights.norm_bias, options.norm_eps);
+  if (!ops::has_kernels(x) || ops::is_autocast(x)) {
+    const at::Tensor norm = layer_norm(x, weights.norm_weight, weights.norm_bias, options.norm_eps);
     const at::Tensor qkv = ops::plain_linear(norm, weights.qkv_weight, weights.qkv_bias);
     const at::Tensor y = attention(qkv, options.num_heads, options.attention);
     return x + dropout(ops::plain_linear(y, weights.proj_weight, weights.proj_bias), options.residual_dropout_p);
@@ -175,6 +195,7 @@ at::Tensor attention_residual(const at::Tensor& x, const AttentionWeights& weigh
   call.residual_dropout_p = options.residual_dropout_p;
   call.residual_seed = static_cast<std::int64_t>(ops::draw_dropout(options.residual_dropout_p).seed);
   call.norm_eps = options.norm_eps;
+  call.kept_type = kept_type();
   call.keep_norm = options.keep < BlockKeep::kNoGeluNorms;
   call.keep_qkv = options.keep < BlockKeep::kNoGeluNormsQkv;
   call.wants_grad = ops::wants_grad(

@@ -7,10 +7,14 @@
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
 
+#include <algorithm>
+
 namespace headroom {
 namespace {
 
 constexpr std::int64_t kGrain = 65536;
+
+thread_local std::optional<at::ScalarType> current_kept_type;
 
 std::uint16_t* bits(const at::Tensor& t) { return static_cast<std::uint16_t*>(t.data_ptr()); }
 
@@ -39,12 +43,12 @@ bool run_kernel(const at::Tensor& x, const at::Tensor& out) {
 
 }  // namespace
 
-void convert_out(const at::Tensor& x, at::Tensor& out) {
+void convert_out(const at::Tensor& x, const at::Tensor& out) {
   const at::NoGradGuard no_grad;
   if (x.sizes() != out.sizes() || !x.is_contiguous() || !out.is_contiguous()) {
     throw ConfigError("convert_out needs two contiguous tensors of one size");
   }
-  if (!run_kernel(x, out)) out.copy_(x);
+  if (!run_kernel(x, out)) at::Tensor(out).copy_(x);
 }
 
 at::Tensor convert(const at::Tensor& x, at::ScalarType type) {
@@ -55,5 +59,25 @@ at::Tensor convert(const at::Tensor& x, at::ScalarType type) {
   if (!run_kernel(source, out)) out.copy_(source);
   return out;
 }
+
+void round_to(const at::Tensor& x, at::ScalarType type) {
+  if (x.is_meta()) return;
+  if (!x.is_contiguous() || !x.is_cpu()) throw ConfigError("round_to needs contiguous floats on the CPU");
+  constexpr std::int64_t kTile = 4096;  // stays in the first-level cache
+  float* values = x.data_ptr<float>();
+  const bool is_fp16 = type == at::kHalf;
+  at::parallel_for(0, x.numel(), kGrain, [&](std::int64_t begin, std::int64_t end) {
+    std::uint16_t half[kTile];
+    for (std::int64_t first = begin; first < end; first += kTile) {
+      const std::int64_t count = std::min(kTile, end - first);
+      (is_fp16 ? kernels::float_to_fp16 : kernels::float_to_bf16)(values + first, half, count);
+      (is_fp16 ? kernels::fp16_to_float : kernels::bf16_to_float)(half, values + first, count);
+    }
+  });
+}
+
+KeptTypeScope::KeptTypeScope(std::optional<at::ScalarType> type) : before_(current_kept_type) { current_kept_type = type; }
+KeptTypeScope::~KeptTypeScope() { current_kept_type = before_; }
+std::optional<at::ScalarType> kept_type() { return current_kept_type; }
 
 }  // namespace headroom

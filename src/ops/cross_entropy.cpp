@@ -101,8 +101,9 @@ struct LinearCrossEntropy : torch::autograd::Function<LinearCrossEntropy> {
 
 }  // namespace
 
-at::Tensor linear_cross_entropy(const at::Tensor& hidden, const at::Tensor& weight, const at::Tensor& targets,
+at::Tensor linear_cross_entropy(const at::Tensor& input, const at::Tensor& weight, const at::Tensor& targets,
                                 const CrossEntropyOptions& options) {
+  const at::Tensor hidden = ops::as_kernel_input(input);
   ops::check_sizes(weight, {weight.size(0), hidden.size(-1)}, "the weight of linear_cross_entropy");
   ops::check_sizes(targets, hidden.sizes().slice(0, static_cast<std::size_t>(hidden.dim() - 1)), "targets");
   if (options.item_weights.defined()) ops::check_sizes(options.item_weights, targets.sizes(), "item_weights");

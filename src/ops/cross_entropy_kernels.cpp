@@ -70,13 +70,16 @@ void CrossEntropyRows(float* logits, const std::int64_t* targets, const float* w
       continue;
     }
     const float weight = weights == nullptr ? 1.0f : weights[r];
-    const float target_logit = row[target];
-    const float maximum = RowMaximum(row, num_classes);
-    const float sum = ExpRow(row, num_classes, maximum, gradients);
-    losses[r] = weight * (static_cast<double>(maximum) + std::log(static_cast<double>(sum)) - target_logit);
+    const double target_logit = row[target], maximum = RowMaximum(row, num_classes);
+    // The others are summed apart from the target: when it has nearly all the probability, loss and gradient are what the others leave, and
+    // 1 + others - 1 would lose it.
+    row[target] = -HUGE_VALF;
+    const double others = ExpRow(row, num_classes, static_cast<float>(maximum), gradients);
+    const double sum = others + std::exp(target_logit - maximum);
+    losses[r] = weight * (maximum - target_logit + std::log(sum));
     if (!gradients) continue;
-    ScaleRow(row, num_classes, weight * scale / sum);
-    row[target] -= weight * scale;
+    ScaleRow(row, num_classes, static_cast<float>(weight * scale / sum));
+    row[target] = static_cast<float>(-weight * scale * (others / sum));
   }
 }
 

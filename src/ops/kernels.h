@@ -73,11 +73,12 @@ struct AttentionCall {
 /// Floats of scratch that one worker needs.
 std::int64_t attention_forward_scratch(std::int64_t length, std::int64_t head_size);
 std::int64_t attention_backward_scratch(std::int64_t length, std::int64_t head_size);
-/// Writes y (B, T, C) and lse (B, H, T) of one head.
-void attention_forward_head(const AttentionCall& call, float* y, float* lse, std::int64_t item, float* scratch);
+/// Writes y (B, T, C) of one head, and of its softmax (B, H, 2, T): the largest score of each query before scaling, and 1 / the sum of
+/// e^(scale (score - largest)). Together they are the log-sum-exp, without the rounding of a large number.
+void attention_forward_head(const AttentionCall& call, float* y, float* softmax, std::int64_t item, float* scratch);
 /// Writes dqkv (B, T, 3C) of one head.
-void attention_backward_head(const AttentionCall& call, const float* y, const float* lse, const float* dy, float* dqkv, std::int64_t item,
-                             float* scratch);
+void attention_backward_head(const AttentionCall& call, const float* y, const float* softmax, const float* dy, float* dqkv,
+                             std::int64_t item, float* scratch);
 
 // ---- Conversion, round to nearest even, NaN stays NaN.
 void float_to_bf16(const float* from, std::uint16_t* to, std::int64_t count);

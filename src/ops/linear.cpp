@@ -1,5 +1,8 @@
 #include <headroom/ops/linear.h>
 
+#include "ops/passes.h"
+#include "ops/plain.h"
+
 #include <headroom/ops/direct_gradient.h>
 
 #include <torch/torch.h>
@@ -56,6 +59,9 @@ class LinearFunction : public torch::autograd::Function<LinearFunction> {
 
 }  // namespace
 
-at::Tensor linear(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias) { return LinearFunction::apply(x, weight, bias); }
+at::Tensor linear(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias) {
+  if (ops::is_autocast(x)) return ops::plain_linear(x, weight, bias);
+  return LinearFunction::apply(x, weight, bias);
+}
 
 }  // namespace headroom

@@ -5,7 +5,9 @@
 #include "ops/plain.h"
 #include "ops/sizes.h"
 
+#include <headroom/ops/convert.h>
 #include <headroom/ops/dropout.h>
+#include <headroom/ops/layer_norm.h>
 
 #include <torch/csrc/autograd/custom_function.h>
 
@@ -24,6 +26,7 @@ struct Call {
   double dropout_p = 0.0, norm_eps = 0.0;
   std::int64_t seed = 0;
   bool residual = false, wants_grad = false, keep_norm = true, keep_hidden = true, keep_gelu = true;
+  std::optional<at::ScalarType> kept_type;
 };
 
 // The first seven are the tensors that autograd knows, in its order.
@@ -57,7 +60,11 @@ struct Mlp : torch::autograd::Function<Mlp> {
     const at::Tensor rows = x.view({num_rows, width});
     at::Tensor mean = full(has_norm, 1), rstd = full(has_norm, 1);
     const at::Tensor norm = full(has_norm && wants && call.keep_norm, width);
-    const at::Tensor hidden = full(wants && call.keep_hidden, hidden_width), gelu = full(wants && call.keep_gelu, hidden_width);
+    const bool halves = wants && call.keep_hidden && ops::keeps_half(call.kept_type, num_rows * hidden_width);
+    const at::Tensor hidden = full(wants && call.keep_hidden && !halves, hidden_width);
+    const at::Tensor half_hidden =
+        halves ? at::empty({num_rows, hidden_width}, x.options().dtype(*call.kept_type).requires_grad(false)) : at::Tensor();
+    const at::Tensor gelu = full(wants && call.keep_gelu, hidden_width);
     const at::Tensor out = at::empty_like(x), out_rows = out.view({num_rows, width});
     {
       const at::Tensor norm_piece = buffer(has_norm && !norm.defined(), width);
@@ -74,12 +81,17 @@ struct Mlp : torch::autograd::Function<Mlp> {
         const at::Tensor g = piece(gelu, gelu_piece, begin, count);
         const at::Tensor h = hidden.defined() ? hidden.narrow(0, begin, count) : g;
         ops::linear(normed, hidden_weight, h, 0.0);
+        if (halves) convert_out(h, half_hidden.narrow(0, begin, count));
         ops::bias_gelu_forward(call.gelu, h, hidden_bias, g);
         add_output(g, out_weight, out_bias, in, call, begin, out_rows.narrow(0, begin, count));
       }
     }
     if (wants) {
-      ctx->save_for_backward({x, norm_weight, norm_bias, hidden_weight, hidden_bias, out_weight, out_bias, mean, rstd, norm, hidden, gelu});
+      ctx->save_for_backward({x, norm_weight, norm_bias, hidden_weight, hidden_bias, out_weight, out_bias, {}, {}, norm, hidden, gelu});
+      ops::keep_exact(ctx->saved_data, "mean", mean);
+      ops::keep_exact(ctx->saved_data, "rstd", rstd);
+      ops::keep_exact(ctx->saved_data, "hidden", half_hidden);
+      ops::keep_type(ctx->saved_data, call.kept_type);
       ctx->saved_data["gelu"] = static_cast<std::int64_t>(call.gelu);
       ctx->saved_data["residual"] = call.residual;
       ctx->saved_data["dropout_p"] = call.dropout_p;
@@ -107,7 +119,9 @@ struct Mlp : torch::autograd::Function<Mlp> {
 
   static variable_list backward(AutogradContext* ctx, variable_list grads) {
     ops::check_differentiated_once("mlp");
-    const variable_list saved = ctx->get_saved_variables();
+    variable_list saved = ctx->get_saved_variables();
+    saved[kMean] = ops::take_exact(ctx->saved_data, "mean");
+    saved[kRstd] = ops::take_exact(ctx->saved_data, "rstd");
     const at::Tensor dout = grads[0].contiguous();
     const std::int64_t width = saved[kX].size(-1);
     const std::int64_t num_rows = width == 0 ? 0 : dout.numel() / width;
@@ -151,7 +165,10 @@ struct Mlp : torch::autograd::Function<Mlp> {
     const at::Tensor dhidden = ops::make_floats({most, hidden_width}, d);
     const at::Tensor norm_piece = has_norm && !saved[kNorm].defined() ? ops::make_floats({most, width}, d) : at::Tensor();
     const at::Tensor hidden_piece = saved[kHidden].defined() ? at::Tensor() : ops::make_floats({most, hidden_width}, d);
-    const at::Tensor gelu_piece = saved[kGelu].defined() ? at::Tensor() : ops::make_floats({most, hidden_width}, d);
+    // Where the hidden layer is in a buffer of ours, its GELU takes its place.
+    const bool reuses = !saved[kHidden].defined() && !saved[kGelu].defined();
+    const at::Tensor gelu_piece = saved[kGelu].defined() || reuses ? at::Tensor() : ops::make_floats({most, hidden_width}, d);
+    const at::Tensor half_hidden = ops::take_out(ctx->saved_data, "hidden");
     for (std::int64_t begin = 0; begin < num_rows; begin += pieces.rows) {
       const std::int64_t count = std::min(pieces.rows, num_rows - begin);
       const at::Tensor d_piece = d.narrow(0, begin, count), dh = dhidden.narrow(0, 0, count);
@@ -163,8 +180,14 @@ struct Mlp : torch::autograd::Function<Mlp> {
                                 saved[kRstd].narrow(0, begin, count), normed);
         }
       }
-      const at::Tensor h = piece(saved[kHidden], hidden_piece, begin, count), g = piece(saved[kGelu], gelu_piece, begin, count);
-      if (!saved[kHidden].defined()) ops::linear(normed, saved[kHiddenWeight], h, 0.0);
+      const at::Tensor h = piece(saved[kHidden], hidden_piece, begin, count);
+      const at::Tensor g = reuses ? h : piece(saved[kGelu], gelu_piece, begin, count);
+      if (half_hidden.defined()) {
+        convert_out(half_hidden.narrow(0, begin, count), h);
+      } else if (!saved[kHidden].defined()) {
+        ops::linear(normed, saved[kHiddenWeight], h, 0.0);
+        ops::round_as_kept(ctx->saved_data, h, num_rows * hidden_width);
+      }
       ops::linear_grad_input(d_piece, saved[kOutWeight], dh);
       ops::bias_gelu_backward(kind, h, saved[kHiddenBias], dh, saved[kGelu].defined() ? at::Tensor() : g, dhidden_bias.gradient,
                               begin != 0 || dhidden_bias.accumulate);
@@ -204,9 +227,8 @@ void check_weights(const at::Tensor& x, const MlpWeights& weights) {
 
 at::Tensor run(const at::Tensor& x, const MlpWeights& weights, const BlockOptions& options, bool residual) {
   check_weights(x, weights);
-  if (!ops::has_kernels(x)) {
-    const at::Tensor norm =
-        weights.norm_weight.defined() ? ops::plain_layer_norm(x, weights.norm_weight, weights.norm_bias, options.norm_eps) : x;
+  if (!ops::has_kernels(x) || ops::is_autocast(x)) {
+    const at::Tensor norm = weights.norm_weight.defined() ? layer_norm(x, weights.norm_weight, weights.norm_bias, options.norm_eps) : x;
     const at::Tensor gelu = ops::plain_gelu(ops::plain_linear(norm, weights.hidden_weight, weights.hidden_bias), options.gelu);
     const at::Tensor out = dropout(ops::plain_linear(gelu, weights.out_weight, weights.out_bias), options.residual_dropout_p);
     return residual ? x + out : out;
@@ -216,6 +238,7 @@ at::Tensor run(const at::Tensor& x, const MlpWeights& weights, const BlockOption
   call.dropout_p = options.residual_dropout_p;
   call.seed = static_cast<std::int64_t>(ops::draw_dropout(options.residual_dropout_p).seed);
   call.norm_eps = options.norm_eps;
+  call.kept_type = kept_type();
   call.residual = residual;
   call.keep_gelu = options.keep < BlockKeep::kNoGelu;
   call.keep_norm = options.keep < BlockKeep::kNoGeluNorms;

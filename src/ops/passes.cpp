@@ -2,9 +2,12 @@
 
 #include <headroom/core/blas_kernels.h>
 #include <headroom/core/error.h>
+#include <headroom/core/torch_compat.h>
+#include <headroom/ops/convert.h>
 #include <headroom/ops/direct_gradient.h>
 
 #include <ATen/ATen.h>
+#include <ATen/autocast_mode.h>
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/Parallel.h>
 #include <fmt/format.h>
@@ -91,6 +94,45 @@ std::int64_t num_workers_for(const kernels::AttentionCall& call) {
 }  // namespace
 
 bool has_kernels(const at::Tensor& x) { return x.scalar_type() == at::kFloat && (x.is_cpu() || x.is_meta()); }
+
+bool is_autocast(const at::Tensor& x) {
+  return x.is_cpu() ? HEADROOM_AUTOCAST_CPU_ENABLED() : x.is_cuda() && HEADROOM_AUTOCAST_CUDA_ENABLED();
+}
+
+at::Tensor as_kernel_input(const at::Tensor& x) {
+  const bool is_half = x.scalar_type() == at::kBFloat16 || x.scalar_type() == at::kHalf;
+  return is_half && x.is_cpu() && is_autocast(x) ? x.to(at::kFloat) : x;
+}
+
+void keep_exact(SavedData& saved_data, const char* name, const at::Tensor& tensor) {
+  if (tensor.defined()) saved_data[name] = tensor;
+}
+
+at::Tensor take_exact(const SavedData& saved_data, const char* name) {
+  const auto found = saved_data.find(name);
+  return found == saved_data.end() ? at::Tensor() : found->second.toTensor();
+}
+
+at::Tensor take_out(SavedData& saved_data, const char* name) {
+  at::Tensor tensor = take_exact(saved_data, name);
+  saved_data.erase(name);
+  return tensor;
+}
+
+bool keeps_half(std::optional<at::ScalarType> type, std::int64_t num_elements) {
+  return type && static_cast<std::size_t>(num_elements) * sizeof(float) >= kSmallestConvertedBytes;
+}
+
+void keep_type(SavedData& saved_data, std::optional<at::ScalarType> type) {
+  if (type) saved_data["kept_type"] = static_cast<std::int64_t>(*type);
+}
+
+void round_as_kept(const SavedData& saved_data, const at::Tensor& x, std::int64_t num_elements) {
+  const auto found = saved_data.find("kept_type");
+  if (found == saved_data.end()) return;
+  const auto type = static_cast<at::ScalarType>(found->second.toInt());
+  if (keeps_half(type, num_elements)) round_to(x, type);
+}
 
 bool wants_grad(at::TensorList tensors) {
   return at::GradMode::is_enabled() &&
@@ -228,26 +270,26 @@ void column_sums(const at::Tensor& x, at::Tensor sums, bool accumulate) {
            [&](float* partial, std::int64_t begin, std::int64_t end) { kernels::column_sums(px, partial, begin, end, width_of(x)); });
 }
 
-void attention_forward(const AttentionParams& params, const at::Tensor& qkv, const at::Tensor& bias, at::Tensor y, at::Tensor lse) {
+void attention_forward(const AttentionParams& params, const at::Tensor& qkv, const at::Tensor& bias, at::Tensor y, at::Tensor softmax) {
   const kernels::AttentionCall call = make_call(params, qkv, bias);
   const std::int64_t num_workers = num_workers_for(call), size = kernels::attention_forward_scratch(call.length, call.head_size);
   const at::Tensor scratch = make_floats({num_workers, size}, qkv);
   if (qkv.is_meta() || qkv.numel() == 0) return;
-  float *base = data(scratch), *py = data(y), *pl = data(lse);
+  float *base = data(scratch), *py = data(y), *ps = data(softmax);
   for_items(call.num_samples * call.num_heads, num_workers,
-            [&](std::int64_t item, std::int64_t worker) { kernels::attention_forward_head(call, py, pl, item, base + worker * size); });
+            [&](std::int64_t item, std::int64_t worker) { kernels::attention_forward_head(call, py, ps, item, base + worker * size); });
 }
 
 void attention_backward(const AttentionParams& params, const at::Tensor& qkv, const at::Tensor& bias, const at::Tensor& y,
-                        const at::Tensor& lse, const at::Tensor& dy, at::Tensor dqkv) {
+                        const at::Tensor& softmax, const at::Tensor& dy, at::Tensor dqkv) {
   const kernels::AttentionCall call = make_call(params, qkv, bias);
   const std::int64_t num_workers = num_workers_for(call), size = kernels::attention_backward_scratch(call.length, call.head_size);
   const at::Tensor scratch = make_floats({num_workers, size}, qkv);
   if (qkv.is_meta() || qkv.numel() == 0) return;
-  const float *py = data(y), *pl = data(lse), *pd = data(dy);
+  const float *py = data(y), *ps = data(softmax), *pd = data(dy);
   float *base = data(scratch), *po = data(dqkv);
   for_items(call.num_samples * call.num_heads, num_workers, [&](std::int64_t item, std::int64_t worker) {
-    kernels::attention_backward_head(call, py, pl, pd, po, item, base + worker * size);
+    kernels::attention_backward_head(call, py, ps, pd, po, item, base + worker * size);
   });
 }
 

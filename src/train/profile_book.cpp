@@ -77,11 +77,12 @@ std::int64_t mean_boundary_bytes(const ChainCosts& chain) {
 
 }  // namespace
 
-ProfileBook::ProfileBook(const Chain& chain, Load load, std::optional<at::ScalarType> half, std::string spill_dir, std::string cache_folder,
-                         std::string cache_key)
+ProfileBook::ProfileBook(const Chain& chain, Load load, std::optional<at::ScalarType> half, std::optional<at::ScalarType> compute,
+                         std::string spill_dir, std::string cache_folder, std::string cache_key)
     : chain_(chain),
       load_(std::move(load)),
       half_(half),
+      compute_(compute),
       spill_dir_(std::move(spill_dir)),
       cache_folder_(std::move(cache_folder)),
       cache_key_(std::move(cache_key)) {
@@ -96,7 +97,7 @@ bool ProfileBook::measure(std::int64_t num_samples) {
     const auto start = Clock::now();
     const MicroBatch micro = load_(num_samples);
     load_ns_[num_samples] = std::chrono::duration_cast<std::chrono::nanoseconds>(Clock::now() - start).count();
-    profile = profile_chain(chain_, micro, half_);
+    profile = profile_chain(chain_, micro, half_, compute_);
   } catch (const c10::OutOfMemoryError&) {
     profile.reset();
   }

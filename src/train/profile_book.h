@@ -20,8 +20,8 @@ class ProfileBook {
 
   /// Reads what an earlier run left in `cache_folder` under the same key; an empty folder keeps nothing. With a `spill_dir`, chains offer
   /// to spill boundaries there, at the speed that is measured with each size.
-  ProfileBook(const Chain& chain, Load load, std::optional<at::ScalarType> half, std::string spill_dir, std::string cache_folder,
-              std::string cache_key);
+  ProfileBook(const Chain& chain, Load load, std::optional<at::ScalarType> half, std::optional<at::ScalarType> compute,
+              std::string spill_dir, std::string cache_folder, std::string cache_key);
 
   /// Measures this size unless that was done before. False when a stage alone does not fit under the meter's cap.
   bool measure(std::int64_t num_samples);
@@ -52,6 +52,7 @@ class ProfileBook {
   const Chain& chain_;
   Load load_;
   std::optional<at::ScalarType> half_;
+  std::optional<at::ScalarType> compute_;
   std::string spill_dir_;
   std::string cache_folder_;
   std::string cache_key_;

@@ -47,7 +47,8 @@ class RunPlanner {
   RunPlanner(const RunPlanRequest& request, const Chain& chain)
       : request_(request),
         chain_(chain),
-        book_(chain, request.load, request.keep_in_half, request.spill_dir, request.cache_folder, request.cache_key) {
+        book_(chain, request.load, request.keep_in_half, request.compute_in_half, request.spill_dir, request.cache_folder,
+              request.cache_key) {
     const std::int64_t live = MemoryMeter::instance().live_bytes();
     resident_bytes_ = live - (request.optimizer_is_allocated ? request.optimizer_bytes : 0);
     gradient_bytes_ = parameter_bytes(chain);
@@ -216,6 +217,7 @@ class RunPlanner {
     if (updates_in_backward_ || part.plan.time_ns == 0) return 1.0;
     ExecutorOptions options;
     options.keep_in_half = request_.keep_in_half;
+    options.compute_in_half = request_.compute_in_half;
     options.spill_dir = request_.spill_dir;
     if (!request_.spill_dir.empty()) options.boundary_formats = {KeepAs::kDisk};
     std::optional<std::int64_t> ns;
@@ -245,9 +247,13 @@ class RunPlanner {
     plan.costs = costs_of(plan.micro_batch, found.choice == kAppearing).chain;
     if (updates_in_backward_) plan.costs = with_update_in_backward(std::move(plan.costs));
     for (std::size_t i = 0; i < chain_.size(); ++i) {
-      const std::vector<std::string> names = chain_.stage(i).options();
-      const auto half_name = [&] { return std::vector<std::string>{names[static_cast<std::size_t>(chain_.stage(i).half_option())]}; };
-      plan.option_names.push_back(request_.keep_in_half ? half_name() : names);
+      const Stage& stage = chain_.stage(i);
+      std::vector<std::string> names = stage.options();
+      if (request_.keep_in_half) {
+        names.erase(names.begin(), names.begin() + stage.half_option());
+        names.resize(static_cast<std::size_t>(stage.num_half_options()));
+      }
+      plan.option_names.push_back(std::move(names));
     }
     const std::int64_t weights = weight_bytes(chain_);
     plan.bytes_by_owner = {{"weights", weights},

@@ -76,6 +76,11 @@ Json to_json(const RunPlan& plan) {
       .set("gradient_accumulation_steps", plan.num_micro_batches)
       .set("memory_budget_bytes", plan.budget_bytes)
       .set("update_in_backward", plan.update_in_backward);
+  if (!plan.optimizer_state_bytes.empty()) {
+    Json states = Json::object();
+    for (const auto& [name, bytes] : plan.optimizer_state_bytes) states.set(name, bytes);
+    json.set("optimizer_state_bytes", states);
+  }
   if (!plan.is_predicted) return json;
   json.set("policy", plan.policy)
       .set("predicted_peak_bytes", plan.predicted_peak_bytes)
@@ -134,6 +139,11 @@ Json to_json(const RunPlan& plan) {
 std::string to_text(const RunPlan& plan) {
   std::string text = fmt::format("global batch {} = {} micro-batch{} of at most {} samples\n", plan.global_batch, plan.num_micro_batches,
                                  plan.num_micro_batches == 1 ? "" : "es", plan.micro_batch);
+  std::string states;
+  for (const auto& [name, bytes] : plan.optimizer_state_bytes) {
+    states += fmt::format("{}{} {}", states.empty() ? "" : ", ", name, format_bytes(bytes));
+  }
+  if (!states.empty()) text += fmt::format("optimizer state by --optim: {}\n", states);
   if (!plan.is_predicted) return text;
   text += fmt::format("predicted: peak {}{}, {:.3f} s per update\n", format_bytes(plan.predicted_peak_bytes),
                       plan.budget_bytes > 0 ? fmt::format(" of {}", format_bytes(plan.budget_bytes)) : "", plan.predicted_step_seconds);

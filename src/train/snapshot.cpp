@@ -91,9 +91,12 @@ void write_archives(const fs::path& folder, const Chain& chain, const torch::opt
   place.write("micro_batch_by_shape", c10::IValue(splits));
   place.write("loss_sum", c10::IValue(position.loss_sum));
   place.write("num_skipped_updates", c10::IValue(position.num_skipped_updates));
+  place.write("loss_scale", c10::IValue(position.scaler.scale));
+  place.write("loss_scale_growth_tracker", c10::IValue(position.scaler.growth_tracker));
+  place.write("loss_scale_num_skipped", c10::IValue(position.scaler.num_skipped));
   place.write("random_state", cpu_random_state(), /*is_buffer=*/true);
   std::string settings;
-  for (const auto& [key, value] : position.settings) settings += key + "=" + value + "\n";
+  for (const auto& [key, value] : position.settings) settings += fmt::format("{}={}\n", key, value);
   place.write("settings", c10::IValue(settings));
   place.save_to((folder / kFiles[2]).string());
 }
@@ -143,6 +146,10 @@ TrainingPosition read_position(const fs::path& folder, torch::serialize::InputAr
     while (splits >> key >> size) position.micro_batch_by_shape[key] = size;
     archive.read("loss_sum", value);
     position.loss_sum = value.toDouble();
+    archive.read("loss_scale", value);
+    position.scaler.scale = value.toDouble();
+    position.scaler.growth_tracker = read_integer(archive, "loss_scale_growth_tracker");
+    position.scaler.num_skipped = read_integer(archive, "loss_scale_num_skipped");
     archive.read("settings", value);
     std::istringstream lines(value.toStringRef());
     for (std::string line; std::getline(lines, line);) {

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <headroom/model/chain.h>
+#include <headroom/optim/grad_scaler.h>
 
 #include <cstdint>
 #include <map>
@@ -20,6 +21,7 @@ struct TrainingPosition {
   std::map<std::string, std::int64_t> micro_batch_by_shape;  ///< for the buckets of shapes that were met
   double loss_sum = 0.0;                                     ///< of the updates so far
   std::int64_t num_skipped_updates = 0;
+  GradScalerState scaler;
   std::map<std::string, std::string> settings;  ///< what must be the same for a run to go on
 };
 

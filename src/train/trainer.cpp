@@ -71,11 +71,9 @@ Trainer::Trainer(TrainingArguments arguments, Chain chain, std::shared_ptr<const
   for (const at::Tensor& buffer : state.buffers) MemoryMeter::instance().assign_owner(buffer, Owner::kWeights);
   ExecutorOptions executor_options;
   executor_options.check_recomputed_values = state.arguments.recompute_check;
-  executor_options.keep_in_half = state.keep_in_half();
-  if (executor_options.keep_in_half) {
-    log_info(
-        fmt::format("--{}: this CPU computes in fp32; activations are kept in half precision", state.arguments.fp16 ? "fp16" : "bf16"));
-  }
+  state.choose_precision();
+  executor_options.keep_in_half = state.keep_in_half;
+  executor_options.compute_in_half = state.compute_in_half;
   if (!state.arguments.spill_dir.empty()) {
     executor_options.boundary_formats = {KeepAs::kDisk};
     executor_options.spill_dir = state.arguments.spill_dir;
@@ -101,7 +99,9 @@ RunPlan Trainer::plan() {
   RunPlanRequest request = state.planning_request();
   request.with_alternatives = true;
   request.cache_folder.clear();  // a plan that is only shown leaves nothing behind
-  return plan_run(request, state.chain);
+  RunPlan plan = plan_run(request, state.chain);
+  for (const std::string& name : optimizer_names()) plan.optimizer_state_bytes.emplace_back(name, state.optimizer_bytes(name));
+  return plan;
 }
 
 TrainResults Trainer::train() {
@@ -139,11 +139,13 @@ TrainResults Trainer::train() {
     state.position = load_snapshot(snapshot, state.chain, *state.optimizer, state.resume_settings());
     state.position.micro_batch_by_shape = splits;
     scheduler.set_update(state.position.global_step - state.position.num_skipped_updates);
+    state.scaler.restore(state.position.scaler);
     walk.seek(state.position.global_step);
     log_info(fmt::format("resumed from {} at update {}", snapshot, state.position.global_step));
   }
   state.position.micro_batch = state.plan.micro_batch;
   state.position.settings = state.resume_settings();
+  state.position.scaler = state.scaler.state();
   if (balanced_sizes(std::min(grouping.window_samples(0), grouping.num_samples), state.plan.micro_batch).size() > 1) {
     warn_about_batch_norms(state.chain);
   }
@@ -267,7 +269,8 @@ void Trainer::State::log_metrics(JsonLines& metrics, TensorBoardWriter& board, c
       .set("step_seconds", seconds)
       .set("live_bytes", meter.live_bytes())
       .set("peak_bytes", meter.peak_bytes())
-      .set("skipped_updates", position.num_skipped_updates);
+      .set("skipped_updates", position.num_skipped_updates)
+      .set("loss_scale", position.scaler.scale);
   metrics.write(line);
   board.add_scalar("train/loss", update.loss, position.global_step);
   board.add_scalar("train/grad_norm", update.grad_norm, position.global_step);

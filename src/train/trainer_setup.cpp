@@ -4,6 +4,7 @@
 #include <headroom/config/accumulation_schedule.h>
 #include <headroom/core/log.h>
 #include <headroom/core/version.h>
+#include <headroom/execute/autocast.h>
 #include <headroom/optim/clip.h>
 
 #include <fmt/format.h>
@@ -50,9 +51,21 @@ Grouping Trainer::State::grouping() const {
   return grouping;
 }
 
-std::optional<at::ScalarType> Trainer::State::keep_in_half() const {
+std::optional<at::ScalarType> Trainer::State::half_type() const {
   if (!arguments.fp16 && !arguments.bf16) return std::nullopt;
   return arguments.fp16 ? at::kHalf : at::kBFloat16;
+}
+
+void Trainer::State::choose_precision() {
+  if (!half_type()) return;
+  if (arguments.fp16) scaler = GradScaler();
+  bool computes = arguments.half_precision_backend == "autocast";
+  if (arguments.half_precision_backend == "auto") {
+    const HalfPrecision choice = choose_half_precision(c10::Device(arguments.device), *half_type());
+    log_info(choice.reason);
+    computes = choice.autocast;
+  }
+  (computes ? compute_in_half : keep_in_half) = half_type();
 }
 
 double Trainer::State::base_learning_rate() const {
@@ -153,6 +166,8 @@ std::map<std::string, std::string> Trainer::State::resume_settings() const {
     }
   }
   settings["samples_per_update"] = std::to_string(window_batch());
+  // As it was settled: "auto" may mean something else on another machine.
+  settings["half_precision_backend"] = compute_in_half ? "autocast" : keep_in_half ? "keep" : "auto";
   return settings;
 }
 
@@ -170,9 +185,10 @@ RunPlanRequest Trainer::State::planning_request() const {
   }
   request.budget_bytes = arguments.memory_budget_bytes;
   request.policy = arguments.gradient_checkpointing;
-  request.keep_in_half = keep_in_half();
+  request.keep_in_half = keep_in_half;
+  request.compute_in_half = compute_in_half;
+  request.may_update_in_backward = why_not_in_backward({arguments.max_grad_norm, scaler.enabled(), 1}).empty();
   request.spill_dir = arguments.spill_dir;
-  request.may_update_in_backward = why_not_in_backward({arguments.max_grad_norm, false, 1}).empty();
   request.prefetches = arguments.dataloader_num_workers > 0;
   request.optimizer_bytes = optimizer_bytes(arguments.optim);
   request.optimizer_is_allocated = optimizer != nullptr;
@@ -185,7 +201,8 @@ RunPlanRequest Trainer::State::planning_request() const {
                                   arguments.fp16   ? "fp16"
                                   : arguments.bf16 ? "bf16"
                                                    : "fp32",
-                                  arguments.spill_dir.empty() ? "" : " spill " + arguments.spill_dir);
+                                  compute_in_half ? " autocast" : "");
+  if (!arguments.spill_dir.empty()) request.cache_key += " spill " + arguments.spill_dir;
   if (!bucket.empty()) request.cache_key += " shapes " + to_text(buckets.at(bucket).largest);
   request.load = [this](std::int64_t size) { return probe_batch(size); };
   return request;

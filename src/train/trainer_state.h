@@ -8,6 +8,7 @@
 #include <headroom/execute/optimizer_in_backward.h>
 #include <headroom/memory/meter.h>
 #include <headroom/optim/factory.h>
+#include <headroom/optim/grad_scaler.h>
 #include <headroom/optim/schedule.h>
 #include <headroom/report/progress.h>
 #include <headroom/report/tensorboard.h>
@@ -45,6 +46,7 @@ struct Trainer::State {
   std::vector<std::pair<std::string, at::Tensor>> named_parameters;
   std::vector<at::Tensor> buffers;
   std::unique_ptr<LeanOptimizer> optimizer;
+  GradScaler scaler{GradScalerOptions::disabled()};
   std::unique_ptr<OptimizerInBackward> in_backward;  // only where the plan updates there
   std::unique_ptr<Executor> executor;
   std::unique_ptr<MicroBatchLoader> loader;
@@ -57,6 +59,9 @@ struct Trainer::State {
   std::vector<std::int64_t> window_samples;  // of the micro-batch that asked for another plan
   std::int64_t num_plans = 0;
   std::int64_t update_ns = 0;  // that clipping and an update take; 0: not measured
+  // At most one of them is set.
+  std::optional<at::ScalarType> keep_in_half;
+  std::optional<at::ScalarType> compute_in_half;
   TrainingPosition position;
   MicroResult work;  // summed over the run
   std::int64_t num_recoveries = 0;
@@ -69,8 +74,9 @@ struct Trainer::State {
 
   Grouping grouping() const;
 
-  // On this device products in half precision do not pay, so that half precision means: keep in it, compute in fp32.
-  std::optional<at::ScalarType> keep_in_half() const;
+  // Settles how half precision is used, before the first plan.
+  void choose_precision();
+  std::optional<at::ScalarType> half_type() const;
 
   double base_learning_rate() const;
 
@@ -114,10 +120,10 @@ struct Trainer::State {
 
   void request_micro_batches(const std::vector<std::int64_t>& samples);
 
-  // Clips, steps and frees the gradients; a gradient that is not finite is reported and not applied.
+  // Unscales, clips, steps and frees the gradients; a gradient that is not finite is reported and not applied.
   void apply(Update& update, LrScheduler& scheduler);
 
-  void report_not_finite();
+  void report_not_finite(const Update& update);
 
   void clear_gradients();
 

@@ -26,7 +26,7 @@ std::optional<Update> Trainer::State::step(const std::vector<std::int64_t>& samp
     if (wants_other_plan(micro, indices, done == 0)) return std::nullopt;
     done += static_cast<std::size_t>(micro.num_samples);
     const MicroResult result = executor->accumulate(micro, plan.operations_for(micro.num_samples),
-                                                    1.0 / static_cast<double>(std::max<std::int64_t>(num_items, 1)));
+                                                    scaler.scale_factor() / static_cast<double>(std::max<std::int64_t>(num_items, 1)));
     loss_sum += result.loss_sum;
     work.num_forwards += result.num_forwards;
     work.num_recomputes += result.num_recomputes;
@@ -59,24 +59,32 @@ void Trainer::State::apply(Update& update, LrScheduler& scheduler) {
   for (const auto& [name, parameter] : named_parameters) {
     if (parameter.grad().defined()) gradients.push_back(parameter.grad());
   }
+  const bool all_finite = scaler.unscale(gradients);  // of the whole window at once
   update.grad_norm = clip_global_norm(gradients, arguments.max_grad_norm);
-  update.applied = std::isfinite(update.grad_norm) && std::isfinite(update.loss);
+  update.applied = all_finite && std::isfinite(update.grad_norm) && std::isfinite(update.loss);
   if (update.applied) {
     const OwnerScope owner(Owner::kOptimizer);
     optimizer->step();
     scheduler.step();
   } else {
-    report_not_finite();
+    report_not_finite(update);
   }
+  scaler.update();
+  position.scaler = scaler.state();
   clear_gradients();
 }
 
-void Trainer::State::report_not_finite() {
+void Trainer::State::report_not_finite(const Update& update) {
+  ++position.num_skipped_updates;
+  // Above 1 it may be the scale alone, which is halved now.
+  if (scaler.scale_factor() > 1.0 && std::isfinite(update.loss)) {
+    return log_warning(fmt::format("update {}: the gradients overflow at a loss scale of {:g}; the update is skipped, the scale reduced",
+                                   position.global_step + 1, scaler.scale_factor()));
+  }
   std::vector<std::pair<std::string, at::Tensor>> gradients;
   for (const auto& [name, parameter] : named_parameters) gradients.emplace_back(name, parameter.grad());
   const std::string where = first_non_finite(gradients).value_or("(the loss alone)");
   const std::string message = fmt::format("update {}: not finite in the gradient of {}", position.global_step + 1, where);
-  ++position.num_skipped_updates;
   if (arguments.error_on_nan) {
     clear_gradients();
     throw Error(ExitCode::kInternal, message + "; stopped because of --error_on_nan");

@@ -197,6 +197,9 @@ TEST(Validate, RefusesValuesOutOfRangeAndContradictions) {
       {[](A& a) { a.device = "cudaX"; }, {}, "device"},
       {[](A& a) { a.output_dir = ""; }, {}, "output_dir"},
       {[](A& a) { a.fp16 = a.bf16 = true; }, {}, "--fp16 and --bf16"},
+      {[](A& a) { a.half_precision_backend = "autocast"; }, {}, "add --bf16 or --fp16"},
+      {[](A& a) { a.bf16 = true, a.half_precision_backend = "apex"; }, {}, "auto, autocast, keep"},
+      {[](A& a) { a.fp16 = true, a.half_precision_backend = "autocast"; }, {}, "--half_precision_backend keep"},
       {[](A& a) { a.global_batch_size = 64; }, {"gradient_accumulation_steps"}, "gradient_accumulation_steps"},
       {[](A& a) { a.global_batch_size = 64, a.per_device_train_batch_size = 65; }, {}, "global_batch_size"},
   };

@@ -9,6 +9,7 @@
 #include "headroom/core/error.h"
 #include "headroom/core/runtime.h"
 #include "headroom/core/torch_compat.h"
+#include "headroom/memory/meter.h"
 
 namespace headroom {
 namespace {
@@ -79,8 +80,18 @@ TEST(Autocast, RefusesTypesAndDevicesThatItDoesNotHave) {
 }
 
 TEST(ChooseHalfPrecision, AsksTheProcessor) {
+  MemoryMeter& meter = MemoryMeter::instance();
+  const std::int64_t live = meter.live_bytes();
+  meter.set_cap(live + 1);  // the trial of a product does not depend on the budget
   const HalfPrecision bf16 = choose_half_precision(torch::kCPU, torch::kBFloat16);
-  EXPECT_EQ(bf16.autocast, cpu_computes_bf16() && at::hasMKLDNN());
+  EXPECT_EQ(meter.cap(), live + 1);
+  meter.set_cap(0);
+  EXPECT_EQ(meter.live_bytes(), live);
+  const HalfInstructions cpu = half_instructions();
+  const bool has_instructions = cpu.avx512_bf16 || cpu.amx_bf16;
+  EXPECT_TRUE(has_instructions || !bf16.autocast) << bf16.reason;
+  EXPECT_EQ(bf16.autocast, bf16.reason.find("computing in bf16") != std::string::npos) << bf16.reason;
+  EXPECT_EQ(choose_half_precision(torch::kCPU, torch::kBFloat16).reason, bf16.reason) << "one decision for the whole process";
   EXPECT_FALSE(choose_half_precision(torch::kCPU, torch::kHalf).autocast);
   EXPECT_TRUE(choose_half_precision(torch::Device("cuda:0"), torch::kHalf).autocast);
   EXPECT_NE(bf16.reason.find("bf16"), std::string::npos);

@@ -3,6 +3,7 @@
 #include <headroom/core/error.h>
 #include <headroom/core/random.h>
 #include <headroom/data/dataset.h>
+#include <headroom/execute/autocast.h>
 #include <headroom/memory/meter.h>
 #include <headroom/model/zoo.h>
 #include <headroom/plan/policies.h>
@@ -27,11 +28,12 @@ MicroBatch some_images(const ModelInput& input) {
 }
 
 Outcome run_model(const std::string& name, const std::string& config, const std::vector<Operation>* operations,
-                  std::optional<at::ScalarType> half, bool check_values = false) {
+                  std::optional<at::ScalarType> half, bool check_values = false, std::optional<at::ScalarType> compute = std::nullopt) {
   seed_everything(5);
   const ZooModel model = make_model(name, config);
   ExecutorOptions options;
   options.keep_in_half = half;
+  options.compute_in_half = compute;
   options.check_recomputed_values = check_values;
   Executor executor(model.chain, options);
   const MicroBatch micro = model.input.kind == ModelInput::Kind::kTokens ? some_tokens(model.input) : some_images(model.input);
@@ -102,6 +104,81 @@ TEST(Executor, HalfPrecisionKeepingAgreesBetweenPlansAndIsCloseToFloat) {
       expect_identical(run_model(model.name, model.config, &operations, at::kBFloat16), plain);
     }
   }
+}
+
+// Bytes of activations when forward is done, by the first option that half precision uses.
+std::int64_t kept_bytes(const ZooModel& model, const MicroBatch& micro, std::optional<at::ScalarType> half) {
+  std::vector<Operation> operations = keep_everything(model.chain.size());
+  for (Operation& operation : operations) {
+    const bool keeps = operation.kind == OperationKind::kForwardKeep;
+    if (keeps && !half) operation.option = model.chain.stage(static_cast<std::size_t>(operation.stage) - 1).half_option();
+  }
+  const auto live = [] { return MemoryMeter::instance().use().live_by_owner[static_cast<std::size_t>(Owner::kActivations)]; };
+  const std::int64_t before = live();
+  std::int64_t bytes = 0;
+  ExecutorOptions options;
+  options.keep_in_half = half;
+  options.on_operation = [&](std::size_t operation) {
+    if (operation + 1 == model.chain.size()) bytes = live() - before;
+  };
+  Executor(model.chain, options).accumulate(micro, operations, 1.0);
+  return bytes;
+}
+
+TEST(Executor, HalfPrecisionKeepsHalfTheBytes) {
+  const ZooModel gpt = make_model("gpt", "n_layer=4,n_head=2,n_embd=64,block_size=32,vocab_size=50");
+  // A ReLU keeps what the next stage reads: that is stored once.
+  const ZooModel mlp = make_model("mlp", "hidden=64,layers=6,rows=8,columns=8");
+  std::vector<std::int64_t> indices(128);
+  for (std::size_t i = 0; i < indices.size(); ++i) indices[i] = static_cast<std::int64_t>(i);
+  const MicroBatch images = make_synthetic_images(128, 1, 8, 8, 10, 3)->load(indices);
+  for (const at::ScalarType half : {at::kBFloat16, at::kHalf}) {
+    const MicroBatch tokens = some_tokens(gpt.input);
+    EXPECT_LE(static_cast<double>(kept_bytes(gpt, tokens, half)), 0.53 * static_cast<double>(kept_bytes(gpt, tokens, std::nullopt)));
+    EXPECT_LE(static_cast<double>(kept_bytes(mlp, images, half)), 0.53 * static_cast<double>(kept_bytes(mlp, images, std::nullopt)));
+  }
+}
+
+TEST(Executor, EveryOptionOfABlockRoundsTheSameValues) {
+  const ModelCase model = kModels[3];
+  for (const at::ScalarType half : {at::kBFloat16, at::kHalf}) {
+    const Outcome plain = run_model(model.name, model.config, nullptr, half);
+    for (const int option : {1, 2}) {
+      for (const char* text : {"none", "sqrt"}) {
+        std::vector<Operation> operations = policy(text, model.num_stages);
+        for (Operation& operation : operations) {
+          const bool is_block = operation.stage > 1 && operation.stage < static_cast<int>(model.num_stages);
+          if (operation.kind == OperationKind::kForwardKeep && is_block) operation.option = option;
+        }
+        SCOPED_TRACE(option);
+        expect_identical(run_model(model.name, model.config, &operations, half), plain);
+      }
+    }
+  }
+}
+
+TEST(Executor, EveryPolicyGivesTheSameBitsUnderAutocast) {
+  for (const ModelCase& model : kModels) {
+    const Outcome exact = run_model(model.name, model.config, nullptr, std::nullopt);
+    const Outcome plain = run_model(model.name, model.config, nullptr, std::nullopt, false, at::kBFloat16);
+    EXPECT_NE(plain.loss, exact.loss) << model.name << ": nothing was computed in bf16";
+    EXPECT_NEAR(plain.loss, exact.loss, 0.05 * exact.loss) << model.name;
+    for (const at::Tensor& gradient : plain.gradients) EXPECT_EQ(gradient.scalar_type(), at::kFloat);
+    for (const char* text : {"every", "sqrt", "log", "revolve=2"}) {
+      SCOPED_TRACE(std::string(model.name) + " " + text);
+      const std::vector<Operation> operations = policy(text, model.num_stages);
+      expect_identical(run_model(model.name, model.config, &operations, std::nullopt, /*check_values=*/true, at::kBFloat16), plain);
+      // A scope of the user's own keeps cast weights; those that a sweep without gradients made must not be found by the recompute.
+      const Autocast outer(at::kCPU, at::kBFloat16);
+      expect_identical(run_model(model.name, model.config, &operations, std::nullopt, false, at::kBFloat16), plain);
+    }
+  }
+}
+
+TEST(Executor, KeepsOrComputesInHalfPrecisionButNotBoth) {
+  ExecutorOptions options;
+  options.keep_in_half = options.compute_in_half = at::kBFloat16;
+  EXPECT_THROW(Executor(make_model("mlp", "hidden=8").chain, options), ConfigError);
 }
 
 TEST(Executor, EqualsOneGraphOverTheWholeModel) {

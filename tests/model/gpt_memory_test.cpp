@@ -28,8 +28,8 @@ TEST(GptMemory, ABlockKeepsWhatTheTableSays) {
   for (std::size_t option = 0; option < widths.size(); ++option) {
     const std::int64_t before = meter.live_bytes();
     const Tensor y = chain.stage(1).forward({x}, {}, static_cast<int>(option)).at(0);
-    // Two norms with a mean and a deviation each, and one log-sum-exp per head.
-    const std::int64_t floats = widths[option] * kWidth + 4 + kHeads;
+    // Two norms with a mean and a deviation each, and the maximum and sum of one softmax per head.
+    const std::int64_t floats = widths[option] * kWidth + 4 + 2 * kHeads;
     EXPECT_EQ(meter.live_bytes() - before, kTokens * floats * 4) << chain.stage(1).options()[option];
   }
   const torch::NoGradGuard no_grad;

@@ -90,15 +90,6 @@ TEST(Attention, GradientIsThatOfFiniteDifferences) {
   }
 }
 
-TEST(Attention, SurvivesHugeScores) {
-  const Shape s{1, 70, 1, 16};
-  AttentionOptions options;
-  options.causal = true;
-  const Tensor qkv = random_qkv(s, 100.0);
-  const Tensor y = attention(qkv, s.H, options);
-  EXPECT_LE(difference(y, twins::attention(qkv.to(torch::kDouble), s.H, true)), 1e-4);
-}
-
 TEST(Attention, LetsNanThrough) {
   const Shape s{1, 20, 1, 16};
   Tensor qkv = random_qkv(s);

@@ -2,12 +2,14 @@
 
 // What the functions of room ops must equal, written with LibTorch's plain operations, and ways to compare.
 
+#include <headroom/ops/cross_entropy.h>
 #include <headroom/ops/transformer.h>
 
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <functional>
 #include <string>
@@ -49,21 +51,35 @@ inline Tensor linear(const Tensor& x, const Tensor& weight, const Tensor& bias) 
   return bias.defined() ? y + bias : y;
 }
 
-inline Tensor block(const Tensor& x, const AttentionWeights& a, const MlpWeights& m, const BlockOptions& o) {
+/// keep: what dropout multiplies the outputs of the two halves by; undefined: 1.
+inline Tensor block(const Tensor& x, const AttentionWeights& a, const MlpWeights& m, const BlockOptions& o,
+                    const std::array<Tensor, 2>& keep = {}) {
+  const auto dropped = [&](const Tensor& t, const Tensor& k) { return k.defined() ? t * k.to(t.scalar_type()).view(t.sizes()) : t; };
   const Tensor qkv = linear(layer_norm(x, a.norm_weight, a.norm_bias, o.norm_eps), a.qkv_weight, a.qkv_bias);
-  const Tensor sum = x + linear(attention(qkv, o.num_heads, o.attention.causal, o.attention.key_mask), a.proj_weight, a.proj_bias);
+  const Tensor attended = attention(qkv, o.num_heads, o.attention.causal, o.attention.key_mask);
+  const Tensor sum = x + dropped(linear(attended, a.proj_weight, a.proj_bias), keep[0]);
   const Tensor hidden = linear(layer_norm(sum, m.norm_weight, m.norm_bias, o.norm_eps), m.hidden_weight, m.hidden_bias);
-  return sum + linear(gelu(hidden, o.gelu), m.out_weight, m.out_bias);
+  return sum + dropped(linear(gelu(hidden, o.gelu), m.out_weight, m.out_bias), keep[1]);
 }
 
-/// The largest difference, relative to the largest value expected (or to 1, when that is smaller than 1).
+inline Tensor linear_cross_entropy(const Tensor& hidden, const Tensor& weight, const Tensor& targets, const CrossEntropyOptions& options) {
+  const Tensor log_p = torch::log_softmax(torch::matmul(hidden.reshape({-1, hidden.size(-1)}), weight.t()), -1);
+  const Tensor flat = targets.reshape({-1});
+  const Tensor counts = flat.ne(options.ignore_index).to(torch::kDouble);
+  const Tensor weights = options.item_weights.defined() ? options.item_weights.reshape({-1}).to(torch::kDouble) * counts : counts;
+  const Tensor picked = log_p.gather(1, flat.clamp_min(0).unsqueeze(1)).squeeze(1);
+  const Tensor sum = -(picked * weights).sum();
+  return options.reduction == CrossEntropyOptions::Reduction::kSum ? sum : sum / weights.sum();
+}
+
+/// The largest difference, relative to the largest value expected; absolute where only rounding is expected (a gradient that is 0).
 inline double difference(const Tensor& actual, const Tensor& expected) {
   if (!actual.defined() || !expected.defined()) return actual.defined() == expected.defined() ? 0.0 : HUGE_VAL;
   if (actual.sizes() != expected.sizes()) return HUGE_VAL;
   if (expected.numel() == 0) return 0.0;
   const Tensor e = expected.detach().to(torch::kDouble);
-  const double error = (actual.detach().to(torch::kDouble) - e).abs().max().item<double>();
-  return std::isfinite(error) ? error / std::max(1.0, e.abs().max().item<double>()) : HUGE_VAL;
+  const double error = (actual.detach().to(torch::kDouble) - e).abs().max().item<double>(), largest = e.abs().max().item<double>();
+  return std::isfinite(error) ? error / (largest < 1e-9 ? 1.0 : largest) : HUGE_VAL;
 }
 
 using Function = std::function<Tensor(const std::vector<Tensor>&)>;
@@ -88,6 +104,48 @@ inline void expect_equal(const Function& function, const Function& twin, const s
   const std::vector<Tensor> actual = run(function, inputs, type), expected = run(twin, inputs, torch::kDouble);
   for (std::size_t i = 0; i < expected.size(); ++i) {
     EXPECT_LE(difference(actual[i], expected[i]), tolerance) << (i == 0 ? std::string("value") : "gradient " + std::to_string(i - 1));
+  }
+}
+
+/// Errors of each result, summed over cases, against the twin in double: of the function and of the twin itself, both in float.
+struct FloatErrors {
+  std::vector<double> ours, plain;
+
+  void add(const Function& function, const Function& twin, const std::vector<Tensor>& inputs) {
+    const std::vector<Tensor> expected = run(twin, inputs, torch::kDouble), actual = run(function, inputs, torch::kFloat),
+                              rounded = run(twin, inputs, torch::kFloat);
+    ours.resize(expected.size());
+    plain.resize(expected.size());
+    for (std::size_t i = 0; i < expected.size(); ++i) {
+      ours[i] += difference(actual[i], expected[i]);
+      plain[i] += difference(rounded[i], expected[i]);
+    }
+  }
+};
+
+/// The gradients of `function` in double are those of central differences.
+inline void expect_finite_differences(const Function& function, const std::vector<Tensor>& inputs) {
+  constexpr double kStep = 1e-5;
+  std::vector<Tensor> at;
+  for (const Tensor& input : inputs) at.push_back(input.defined() ? input.detach().to(torch::kDouble).clone() : Tensor());
+  const std::vector<Tensor> results = run(function, at, torch::kDouble);
+  const Tensor direction = torch::cos(torch::arange(results[0].numel(), torch::kDouble) * 0.7 + 0.3).reshape(results[0].sizes());
+  const torch::NoGradGuard no_grad;
+  const auto value = [&] { return results[0].dim() == 0 ? function(at).item<double>() : (function(at) * direction).sum().item<double>(); };
+  for (std::size_t i = 0; i < at.size(); ++i) {
+    if (!at[i].defined()) continue;
+    const double largest = std::max(1.0, results[i + 1].abs().max().item<double>());
+    double* element = at[i].data_ptr<double>();
+    for (std::int64_t j = 0; j < at[i].numel(); ++j) {
+      const double before = element[j];
+      element[j] = before + kStep;
+      const double up = value();
+      element[j] = before - kStep;
+      const double down = value();
+      element[j] = before;
+      EXPECT_NEAR((up - down) / (2 * kStep), results[i + 1].reshape({-1})[j].item<double>(), 1e-7 * largest)
+          << "input " << i << " at " << j;
+    }
   }
 }
 

@@ -11,6 +11,7 @@
 namespace headroom {
 namespace {
 
+using testing::expect_independent_of_threads;
 using testing::Shapes;
 using testing::Twins;
 
@@ -110,21 +111,7 @@ TEST(Adafactor, OtherTypesAndLayoutsTakeThePlainPath) {
   }
 }
 
-TEST(Adafactor, DoesNotDependOnTheNumberOfThreads) {
-  Twins twins(Shapes{{700, 333}, {70001}});
-  Adafactor ours(twins.ours);
-  Adafactor theirs(twins.theirs);
-  const int threads = at::get_num_threads();
-  for (int step = 0; step < 5; ++step) {
-    twins.give_gradients(step);
-    at::set_num_threads(1);
-    ours.step();
-    at::set_num_threads(3);
-    theirs.step();
-  }
-  at::set_num_threads(threads);
-  EXPECT_TRUE(twins.identical());
-}
+TEST(Adafactor, DoesNotDependOnTheNumberOfThreads) { expect_independent_of_threads<Adafactor>({{700, 333}, {70001}}); }
 
 TEST(Adafactor, SurvivesZeroGradients) {
   const at::Tensor matrix = torch::ones({4, 6}, torch::requires_grad());

@@ -12,6 +12,7 @@
 namespace headroom {
 namespace {
 
+using testing::expect_independent_of_threads;
 using testing::Shapes;
 using testing::Twins;
 
@@ -135,21 +136,7 @@ TEST(AdamW8bit, AVanishingGradientMakesNoWildStep) {
   EXPECT_LE(quantized, 5 * exact);
 }
 
-TEST(AdamW8bit, DoesNotDependOnTheNumberOfThreads) {
-  Twins twins(Shapes{{700, 333}, {65537}});
-  AdamW8bit ours(twins.ours);
-  AdamW8bit theirs(twins.theirs);
-  const int threads = at::get_num_threads();
-  for (int step = 0; step < 5; ++step) {
-    twins.give_gradients(step);
-    at::set_num_threads(1);
-    ours.step();
-    at::set_num_threads(3);
-    theirs.step();
-  }
-  at::set_num_threads(threads);
-  EXPECT_TRUE(twins.identical());
-}
+TEST(AdamW8bit, DoesNotDependOnTheNumberOfThreads) { expect_independent_of_threads<AdamW8bit>({{700, 333}, {65537}}); }
 
 TEST(AdamW8bit, RefusesOtherTypesAndLayouts) {
   const auto refuses = [](const at::Tensor& values) {

@@ -12,6 +12,7 @@
 namespace headroom {
 namespace {
 
+using testing::expect_independent_of_threads;
 using testing::many_shapes;
 using testing::Shapes;
 using testing::Twins;
@@ -124,21 +125,7 @@ TEST(AdamW, OtherTypesAndLayoutsTakeThePlainPath) {
   EXPECT_LE((transposed.t() - twins.ours[0]).abs().max().item<double>(), kTolerance);
 }
 
-TEST(AdamW, DoesNotDependOnTheNumberOfThreads) {
-  Twins twins(Shapes{{700, 333}, {65537}});
-  AdamW ours(twins.ours, AdamWOptions(0.01));
-  AdamW theirs(twins.theirs, AdamWOptions(0.01));
-  const int threads = at::get_num_threads();
-  for (int step = 0; step < 5; ++step) {
-    twins.give_gradients(step);
-    at::set_num_threads(1);
-    ours.step();
-    at::set_num_threads(3);
-    theirs.step();
-  }
-  at::set_num_threads(threads);
-  EXPECT_TRUE(twins.identical());
-}
+TEST(AdamW, DoesNotDependOnTheNumberOfThreads) { expect_independent_of_threads<AdamW>({{700, 333}, {65537}}, AdamWOptions(0.01)); }
 
 TEST(AdamW, BumpsTheVersionOfTheParameter) {
   Twins twins(Shapes{{10}});

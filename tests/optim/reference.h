@@ -1,5 +1,6 @@
 #pragma once
 
+#include <gtest/gtest.h>
 #include <torch/torch.h>
 
 #include <vector>
@@ -62,5 +63,23 @@ struct Twins {
 
 /// Sizes that are multiples of no vector length, span several tasks, and have 0 to 4 dimensions.
 inline Shapes many_shapes() { return {{}, {1}, {7}, {33, 5}, {300, 257}, {16, 3, 3, 3}, {2, 4099}, {0, 4}}; }
+
+/// One thread against three, five updates: expects bit-identical parameters.
+template <typename Optimizer, typename... Options>
+void expect_independent_of_threads(const Shapes& shapes, const Options&... options) {
+  Twins twins(shapes);
+  Optimizer ours(twins.ours, options...);
+  Optimizer theirs(twins.theirs, options...);
+  const int threads = at::get_num_threads();
+  for (int step = 0; step < 5; ++step) {
+    twins.give_gradients(step);
+    at::set_num_threads(1);
+    ours.step();
+    at::set_num_threads(3);
+    theirs.step();
+  }
+  at::set_num_threads(threads);
+  EXPECT_TRUE(twins.identical());
+}
 
 }  // namespace headroom::testing

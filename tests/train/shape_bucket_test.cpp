@@ -162,14 +162,16 @@ TEST(ShapeBuckets, AWindowWhoseLaterMicroBatchesAreLongerIsMadeAgainAsAWhole) {
 
 TEST(ShapeBuckets, AreSplitAsBeforeWhenARunIsResumed) {
   set_log_quiet(true);
+  // A bucket that first needs a smaller split after the snapshot is split by what is measured then.
+  const auto without_growth = [](std::int64_t sample) { return length_by_window(sample) == 18 ? 17 : length_by_window(sample); };
   const ScratchFolder whole_folder("bucket_whole"), folder("bucket_resumed");
   const std::int64_t budget = tight_budget(kRun, 3, folder.path());
   TrainingArguments arguments = arguments_for(kRun, budget, whole_folder.path());
   arguments.save_steps = 7;
-  const TrainResults whole = train_varying(kRun, arguments, length_by_window);
+  const TrainResults whole = train_varying(kRun, arguments, without_growth);
   arguments.resume_from_checkpoint = whole_folder.path() + "/snapshot-7";
   arguments.output_dir = folder.path();
-  const TrainResults resumed = train_varying(kRun, arguments, length_by_window);
+  const TrainResults resumed = train_varying(kRun, arguments, without_growth);
   EXPECT_EQ(resumed.global_step, whole.global_step);
   EXPECT_EQ(resumed.weights_sha256, whole.weights_sha256);
 }

@@ -30,6 +30,7 @@ struct TrainingArguments {
   bool recompute_check = false;
   bool fp16 = false;
   bool bf16 = false;
+  std::string half_precision_backend = "auto";  ///< auto: what is faster here; autocast: compute in half precision; keep: keep in it
 
   // Optimization.
   std::string optim = "adamw";

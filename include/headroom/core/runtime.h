@@ -25,7 +25,12 @@ void configure_threads(int requested);
 /// Reads the facts; changes nothing.
 RuntimeInfo runtime_info();
 
-/// True when the CPU multiplies bf16 matrices in hardware (AVX512-BF16 or AMX).
-bool cpu_computes_bf16();
+/// Instructions for products in half precision that this process may run: the CPU has them, and the system saves their registers.
+struct HalfInstructions {
+  bool avx512_bf16 = false;
+  bool amx_bf16 = false;  ///< asking sets the process's permission for AMX's tiles, which Linux gives on request
+  bool avx512_fp16 = false;
+};
+HalfInstructions half_instructions();
 
 }  // namespace headroom

@@ -32,8 +32,9 @@ struct HalfPrecision {
   std::string reason;     ///< one line for the user
 };
 
-/// Decides by what the processor can do: CUDA computes in both types; a CPU in bf16 if it has instructions for it and LibTorch uses them.
-/// Elsewhere a product in half precision is emulated, 20 to 100 times slower than in fp32.
+/// Decides by what the device can do. CUDA computes in both types. A CPU computes in bf16 if it has instructions for it (elsewhere a product
+/// is emulated, 20 to 100 times slower than in fp32), if LibTorch's products use them safely, and if a product of the size of a layer is
+/// then clearly faster than in fp32: that is tried, once per process, for a tenth of a second, and outside of the budget.
 HalfPrecision choose_half_precision(c10::Device device, c10::ScalarType dtype);
 
 }  // namespace headroom

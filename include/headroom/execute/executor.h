@@ -35,6 +35,8 @@ struct ExecutorOptions {
   std::vector<KeepAs> boundary_formats;
   /// Where KeepAs::kDisk puts its file, which has no name; empty: the system's folder for temporary files.
   std::string spill_dir;
+  /// When set, stages run under autocast to this type, with fp32 weights; not together with keep_in_half.
+  std::optional<at::ScalarType> compute_in_half;
   /// Called after each operation, with its index, for a timeline of memory.
   std::function<void(std::size_t operation)> on_operation;
 };

@@ -34,6 +34,8 @@ class KeepAsScope {
 
   /// Says that `tensor` is in memory as `half` (of the scope's type) anyway: when it is saved, nothing is stored for it.
   void already_stored(const at::Tensor& tensor, const at::Tensor& half);
+  /// What is stored for `tensor` in half precision, with its sizes and strides; undefined when nothing is.
+  at::Tensor stored_half(const at::Tensor& tensor) const;
 
   /// Bytes of tensors that this scope took over, and bytes that it stores for them, so far.
   std::int64_t original_bytes() const;

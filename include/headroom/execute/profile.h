@@ -24,8 +24,9 @@ struct ChainProfile {
 
 /// Measures a chain on `micro`. Stages of equal kind and input are measured once. One stage at a time is in memory, with its own
 /// gradients. Parameters, buffers and random state are left as they were; gradients are cleared before and after.
-/// `half` is ExecutorOptions::keep_in_half. Returns nothing when a stage alone does not fit under the meter's cap.
-std::optional<ChainProfile> profile_chain(const Chain& chain, const MicroBatch& micro, std::optional<at::ScalarType> half = std::nullopt);
+/// `half` and `compute` are ExecutorOptions::keep_in_half and compute_in_half. Returns nothing when a stage alone does not fit under the meter's cap.
+std::optional<ChainProfile> profile_chain(const Chain& chain, const MicroBatch& micro, std::optional<at::ScalarType> half = std::nullopt,
+                                          std::optional<at::ScalarType> compute = std::nullopt);
 
 /// The costs at `num_samples` on the line through two profiles of the same chain, `small` having fewer samples than `large`. Never
 /// below zero.

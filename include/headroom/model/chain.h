@@ -32,9 +32,10 @@ class Stage {
   /// Names of the ways to keep what backward needs; the first keeps the most. Every stage has at least one.
   virtual std::vector<std::string> options() const { return {"keep"}; }
 
-  /// The option to use when what is kept is rounded to half precision. Options then differ in what is rounded, so that there is one for all
-  /// plans; the leanest that costs next to no time is a good choice.
+  /// The first option to use when what is kept is rounded to half precision; the leanest that costs next to no time is a good choice. Options
+  /// may then differ in what is rounded, and so in values. Of those from this one on, `num_half_options` do not: see KeptTypeScope.
   virtual int half_option() const { return 0; }
+  virtual int num_half_options() const { return 1; }
 
   /// Owns the stage's parameters and buffers; null for a stage without any.
   virtual std::shared_ptr<torch::nn::Module> module() const = 0;

@@ -16,7 +16,7 @@ struct AttentionOptions {
 /// Multi-head scaled dot-product attention. qkv is (B, T, 3C) as one linear layer makes it: queries, keys, values, each C = num_heads x D.
 /// Returns (B, T, C). A query that may see no key gives 0.
 ///
-/// On the CPU in float, no T x T matrix exists in forward or backward: autograd keeps qkv, the output and one float per query and head;
+/// On the CPU in float, no T x T matrix exists in forward or backward: autograd keeps qkv, the output and two floats per query and head;
 /// tiles without a visible key are skipped. Values and gradients do not depend on the number of threads. Dropout decisions come from one
 /// number drawn from LibTorch's default CPU generator per call, and are made again in backward instead of being kept. Other types and
 /// devices take LibTorch's own operations.

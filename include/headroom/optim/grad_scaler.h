@@ -15,6 +15,12 @@ struct GradScalerOptions {
   double backoff_factor = 0.5;
   std::int64_t growth_interval = 2000;  ///< updates without overflow after which the scale grows
   bool enabled = true;                  ///< false: scale 1, no checks, no cost
+
+  static GradScalerOptions disabled() {
+    GradScalerOptions options;
+    options.enabled = false;
+    return options;
+  }
 };
 
 /// What a snapshot keeps of a GradScaler. Restoring it continues exactly.

@@ -12,6 +12,7 @@
 #include <map>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace headroom {
@@ -24,6 +25,7 @@ struct RunPlanRequest {
   std::string policy;                          ///< --gradient_checkpointing; empty: keep everything, or optimal when there is a budget
   std::optional<at::ScalarType> keep_in_half;  ///< as of the executor
   std::string spill_dir;                       ///< where boundaries may be spilled; empty: nowhere
+  std::optional<at::ScalarType> compute_in_half;
   /// Nothing needs all gradients at once (clipping does), so that parameters may be updated inside backward where nothing else fits.
   bool may_update_in_backward = false;
   bool prefetches = false;           ///< one more micro-batch is in memory
@@ -71,6 +73,9 @@ struct RunPlan {
     std::int64_t peak_bytes = 0;
   };
   std::vector<Alternative> alternatives;
+
+  /// Bytes of state that each optimizer would have for this model, by its name in --optim. Filled in by Trainer::plan().
+  std::vector<std::pair<std::string, std::int64_t>> optimizer_state_bytes;
 
   /// What to do with a micro-batch of `num_samples`, which is at most micro_batch.
   const std::vector<Operation>& operations_for(std::int64_t num_samples) const;
