@@ -5,13 +5,16 @@
 #include <headroom/core/error.h>
 
 #include <fmt/format.h>
+#include <unistd.h>
 #include <nlohmann/json.hpp>
 
 #include <algorithm>
 #include <charconv>
 #include <cmath>
 #include <cstdlib>
+#include <filesystem>
 #include <fstream>
+#include <system_error>
 
 namespace headroom {
 namespace {
@@ -115,6 +118,8 @@ std::vector<ArgumentField> make_fields() {
                     "samples per update over all ranks, instead of the two above; 0: their product"),
       switch_field("dataloader_drop_last", &A::dataloader_drop_last, "drop the last window of an epoch when it is not full"),
       bytes_field("memory_budget", &A::memory_budget_bytes, "bytes that tensors may occupy, weights and all, e.g. 512MiB; a hard cap"),
+      text_field("spill_dir", &A::spill_dir,
+                 "a folder on disk where the plan for a memory_budget may put activations, when that is faster"),
       optional_text_field("gradient_checkpointing", &A::gradient_checkpointing, "every",
                           "recompute without a budget: every, sqrt, log, segments=K or optimal"),
       switch_field("recompute_check", &A::recompute_check, "verify that recomputed values equal the first ones"),
@@ -211,6 +216,20 @@ void validate_checkpointing(const TrainingArguments& arguments) {
   require_one_of("gradient_checkpointing", policy, {"every", "sqrt", "log", "optimal", "none", "segments=K"});
   if (policy == "optimal" && arguments.memory_budget_bytes == 0) {
     throw ConfigError("--gradient_checkpointing optimal needs a budget to be optimal for: add --memory_budget");
+  }
+}
+
+void validate_spill_dir(const TrainingArguments& arguments, const std::set<std::string>& given) {
+  const std::string& folder = arguments.spill_dir;
+  if (folder.empty()) {
+    if (given.count("spill_dir") != 0) reject("spill_dir", folder, "expected a folder; leave the flag out for no spilling");
+    return;
+  }
+  std::error_code ignored;
+  if (!std::filesystem::is_directory(folder, ignored)) reject("spill_dir", folder, "there is no such folder; make it first");
+  if (::access(folder.c_str(), W_OK | X_OK) != 0) reject("spill_dir", folder, "this folder cannot be written");
+  if (given.count("spill_dir") != 0 && arguments.memory_budget_bytes == 0) {
+    throw ConfigError("--spill_dir is for plans that must fit a budget: add --memory_budget");
   }
 }
 
@@ -317,6 +336,7 @@ void validate(const TrainingArguments& arguments, const std::set<std::string>& g
   require_one_of("eval_strategy", arguments.eval_strategy, {"no", "steps", "epoch"});
   require_one_of("report_to", arguments.report_to, {"none", "jsonl", "tensorboard"});
   validate_checkpointing(arguments);
+  validate_spill_dir(arguments, given);
   validate_accumulation(arguments);
 
   validate_precision(arguments);

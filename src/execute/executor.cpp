@@ -8,6 +8,7 @@
 #include <fmt/format.h>
 #include <torch/torch.h>
 
+#include <algorithm>
 #include <optional>
 #include <utility>
 
@@ -20,8 +21,9 @@ struct Executor::Run {
 
   struct StageTensors {
     std::optional<KeptStage> kept;
-    Tensors slot;      // the stage's output, when it is stored on its own
-    Tensors gradient;  // of the stage's output
+    Tensors slot;                            // the stage's output, when it is held on its own, as it is
+    std::shared_ptr<StoredBoundary> stored;  // the same in another format
+    Tensors gradient;                        // of the stage's output
     std::optional<StageState> state;
     std::optional<std::uint64_t> fingerprint;
   };
@@ -32,18 +34,37 @@ struct Executor::Run {
   }
   std::size_t num_stages() const { return executor.chain_.size(); }
 
-  bool is_held(std::size_t boundary) const { return boundary == 0 || stages[boundary].kept || !stages[boundary].slot.empty(); }
+  bool is_held(std::size_t boundary) const {
+    return boundary == 0 || stages[boundary].kept || !stages[boundary].slot.empty() || stages[boundary].stored;
+  }
 
   Tensors read(std::size_t boundary) const {
     if (boundary == 0) return micro.inputs;
     if (stages[boundary].kept) return stages[boundary].kept->outputs;
     if (!stages[boundary].slot.empty()) return stages[boundary].slot;
+    if (stages[boundary].stored) return stages[boundary].stored->read();
     TORCH_INTERNAL_ASSERT(head_boundary == boundary, "the plan reads boundary ", boundary, ", which is not in memory");
     return head;
   }
 
-  void hold(std::size_t boundary) {
-    if (!is_held(boundary)) stages[boundary].slot = read(boundary);
+  void hold(std::size_t boundary, int format) {
+    if (is_held(boundary)) return;
+    StageTensors& tensors = stages[boundary];
+    tensors.slot = read(boundary);
+    if (format == 0) return;
+    const std::vector<KeepAs>& formats = executor.options_.boundary_formats;
+    if (static_cast<std::size_t>(format) > formats.size()) {
+      throw ConfigError(fmt::format("the plan holds the output of stage '{}' in format {}, but the executor was told of {}",
+                                    stage(boundary).name(), format, formats.size()));
+    }
+    head.clear();
+    tensors.stored = std::make_shared<StoredBoundary>(std::exchange(tensors.slot, {}), formats[static_cast<std::size_t>(format - 1)],
+                                                      executor.spill_file_);
+  }
+
+  // After an operation that read it, a stored boundary is stored and no more.
+  void drop_decoded(std::size_t boundary) {
+    if (stages[boundary].stored) stages[boundary].stored->drop();
   }
 
   // The first forward of a stage records what it depends on; later ones reproduce it and leave no trace.
@@ -75,16 +96,18 @@ struct Executor::Run {
 
   void forward(std::size_t number) {
     Tensors outputs = run_forward(number, [&] { return forward_discarding(call(number), read(number - 1)); });
+    drop_decoded(number - 1);
     check_values(number, outputs);
     head = std::move(outputs);
     head_boundary = number;
   }
 
-  void forward_keep(std::size_t number, int option) {
-    hold(number - 1);
+  void forward_keep(std::size_t number, int option, int format) {
+    hold(number - 1, format);
     head.clear();
     StageTensors& tensors = stages[number];
-    tensors.kept = run_forward(number, [&] { return forward_keeping(call(number), read(number - 1), option); });
+    tensors.kept = run_forward(number, [&] { return forward_keeping(call(number), read(number - 1), option, stages[number - 1].stored); });
+    drop_decoded(number - 1);
     check_values(number, tensors.kept->outputs);
     if (number == num_stages()) take_loss();
   }
@@ -105,6 +128,7 @@ struct Executor::Run {
     KeptStage kept = std::move(*tensors.kept);
     tensors.kept.reset();
     stages[number - 1].gradient = backward_through(std::move(kept), std::move(gradient));
+    drop_decoded(number - 1);
     for (const at::Tensor& parameter : executor.stage_parameters_[number - 1]) {
       if (parameter.grad().defined()) MemoryMeter::instance().assign_owner(parameter.grad(), Owner::kGradients);
     }
@@ -116,14 +140,15 @@ struct Executor::Run {
       case OperationKind::kForward:
         return forward(number);
       case OperationKind::kForwardStore:
-        hold(number - 1);
+        hold(number - 1, operation.format);
         return forward(number);
       case OperationKind::kForwardKeep:
-        return forward_keep(number, operation.option);
+        return forward_keep(number, operation.option, operation.format);
       case OperationKind::kBackward:
         return backward(number);
       case OperationKind::kFree:
-        return stages[number - 1].slot.clear();
+        stages[number - 1].slot.clear();
+        return stages[number - 1].stored.reset();
     }
   }
 
@@ -139,6 +164,10 @@ struct Executor::Run {
 Executor::Executor(Chain chain, ExecutorOptions options) : chain_(std::move(chain)), options_(std::move(options)) {
   if (options_.keep_in_half && options_.compute_in_half) {
     throw ConfigError("keep_in_half and compute_in_half exclude each other: what is computed in half precision is kept in it");
+  }
+  const std::vector<KeepAs>& formats = options_.boundary_formats;
+  if (std::find(formats.begin(), formats.end(), KeepAs::kDisk) != formats.end()) {
+    spill_file_ = std::make_shared<SpillFile>(options_.spill_dir);
   }
   for (std::size_t i = 0; i < chain_.size(); ++i) {
     const auto module = chain_.stage(i).module();

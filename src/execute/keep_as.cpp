@@ -8,13 +8,13 @@
 #include <torch/csrc/autograd/variable.h>
 #include <torch/types.h>
 
-#include <cstdlib>
 #include <map>
 #include <mutex>
 #include <tuple>
 #include <vector>
 
 #include "execute/spill_file.h"
+#include "execute/stored_tensor.h"
 #include "memory/engine.h"
 
 namespace headroom {
@@ -22,82 +22,12 @@ namespace {
 
 namespace autograd = torch::autograd;
 
-// The elements of saved tensors in another form, in the order in which they lie in memory. Several operations may hold them, in several
-// shapes.
-class Stored {
- public:
-  virtual ~Stored() = default;
-  virtual at::Tensor restore() const = 0;
-  virtual std::int64_t num_bytes() const = 0;
-  virtual at::Tensor flat_half() const { return {}; }
-};
-
-class InHalf final : public Stored {
- public:
-  InHalf(at::ScalarType dtype, at::Tensor flat_half) : dtype_(dtype), half_(std::move(flat_half)) {}
-  at::Tensor restore() const override { return convert(half_, dtype_); }
-  std::int64_t num_bytes() const override { return static_cast<std::int64_t>(half_.nbytes()); }
-  at::Tensor flat_half() const override { return half_; }
-
- private:
-  at::ScalarType dtype_;
-  at::Tensor half_;
-};
-
-class OnDisk final : public Stored {
- public:
-  OnDisk(const at::Tensor& flat, std::shared_ptr<SpillFile> file)
-      : file_(std::move(file)), options_(flat.options()), num_elements_(flat.numel()), num_bytes_(flat.nbytes()) {
-    offset_ = file_->write(flat.cpu().data_ptr(), num_bytes_);
-  }
-  ~OnDisk() override { file_->release(offset_, num_bytes_); }
-
-  at::Tensor restore() const override {
-    const at::Tensor flat = at::empty({num_elements_}, options_.device(at::kCPU));
-    file_->read(offset_, flat.data_ptr(), num_bytes_);
-    return flat.to(options_.device());
-  }
-  std::int64_t num_bytes() const override { return static_cast<std::int64_t>(num_bytes_); }
-
- private:
-  std::shared_ptr<SpillFile> file_;
-  at::TensorOptions options_;
-  std::int64_t num_elements_;
-  std::size_t num_bytes_;
-  std::int64_t offset_ = 0;
-};
-
-// One saved tensor that is kept as usual. With hooks in place LibTorch leaves the check of versions to us.
-class AsItIs final : public autograd::SavedVariableHooks {
- public:
-  void call_pack_hook(const at::Tensor& tensor) override {
-    tensor_ = tensor.detach();
-    version_ = tensor._version();
-  }
-  at::Tensor call_unpack_hook() override {
-    TORCH_CHECK(tensor_._version() == version_,
-                "one of the variables needed for gradient computation has been modified by an inplace operation: ", tensor_.toString(), " ",
-                tensor_.sizes(), " is at version ", tensor_._version(), "; expected version ", version_, " instead");
-    return tensor_;
-  }
-
- private:
-  at::Tensor tensor_;
-  std::int64_t version_ = 0;
-};
-
-std::string folder_or_default(const std::string& folder) {
-  if (!folder.empty()) return folder;
-  const char* temporary = std::getenv("TMPDIR");
-  return temporary && *temporary ? temporary : "/tmp";
-}
-
 }  // namespace
 
 class KeepAsScope::Source final : public SavedTensorHookSource {
  public:
   Source(KeepAs format, const std::string& folder) : format_(format), newest_old_allocation_(MemoryMeter::instance().num_allocations()) {
-    if (format == KeepAs::kDisk) file_ = std::make_shared<SpillFile>(folder_or_default(folder));
+    if (format == KeepAs::kDisk) file_ = std::make_shared<SpillFile>(folder);
   }
 
   std::unique_ptr<autograd::SavedVariableHooks> make_hooks() override { return std::make_unique<Hooks>(*this); }
@@ -176,12 +106,7 @@ class KeepAsScope::Source final : public SavedTensorHookSource {
   }
 
   std::shared_ptr<const Stored> transform(const at::Tensor& flat) {
-    std::shared_ptr<const Stored> stored;
-    if (format_ == KeepAs::kDisk) {
-      stored = std::make_shared<OnDisk>(flat, file_);
-    } else {
-      stored = std::make_shared<InHalf>(flat.scalar_type(), convert(flat, format_ == KeepAs::kFp16 ? at::kHalf : at::kBFloat16));
-    }
+    std::shared_ptr<const Stored> stored = store_flat(flat, format_, file_);
     original_bytes += static_cast<std::int64_t>(flat.nbytes());
     stored_bytes += stored->num_bytes();
     return stored;

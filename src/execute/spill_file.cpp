@@ -17,6 +17,12 @@ namespace {
 // A page of the file system: space is given back in whole ones.
 constexpr std::int64_t kPageBytes = 4096;
 
+std::string folder_or_default(const std::string& folder) {
+  if (!folder.empty()) return folder;
+  const char* temporary = std::getenv("TMPDIR");
+  return temporary && *temporary ? temporary : "/tmp";
+}
+
 int open_nameless(const std::string& folder) {
   const int descriptor = ::open(folder.c_str(), O_TMPFILE | O_RDWR | O_CLOEXEC, 0600);
   if (descriptor >= 0 || (errno != EOPNOTSUPP && errno != EISDIR && errno != EINVAL)) return descriptor;
@@ -29,10 +35,10 @@ int open_nameless(const std::string& folder) {
 
 }  // namespace
 
-SpillFile::SpillFile(const std::string& folder) : folder_(folder), descriptor_(open_nameless(folder)) {
+SpillFile::SpillFile(const std::string& folder) : folder_(folder_or_default(folder)), descriptor_(open_nameless(folder_)) {
   if (descriptor_ < 0) {
     throw ConfigError(
-        fmt::format("cannot make a spill file in '{}': {}; choose a folder that exists and can be written", folder, std::strerror(errno)));
+        fmt::format("cannot make a spill file in '{}': {}; choose a folder that exists and can be written", folder_, std::strerror(errno)));
   }
 }
 

@@ -10,7 +10,7 @@ namespace headroom {
 /// A file without a name, for bytes that come back before the process ends. Thread-safe.
 class SpillFile {
  public:
-  /// In `folder`. Throws ConfigError when that is not possible.
+  /// In `folder`; empty: the system's folder for temporary files. Throws ConfigError when that is not possible.
   explicit SpillFile(const std::string& folder);
   ~SpillFile();
   SpillFile(const SpillFile&) = delete;

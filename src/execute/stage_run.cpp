@@ -77,7 +77,7 @@ Tensors forward_discarding(const StageCall& call, const Tensors& inputs) {
   return encode(call, outputs, nullptr);
 }
 
-KeptStage forward_keeping(const StageCall& call, const Tensors& inputs, int option) {
+KeptStage forward_keeping(const StageCall& call, const Tensors& inputs, int option, const std::shared_ptr<StoredBoundary>& stored) {
   const torch::AutoGradMode with_grad(true);
   KeptStage kept;
   std::optional<KeepAsScope> keep_as;
@@ -91,13 +91,15 @@ KeptStage forward_keeping(const StageCall& call, const Tensors& inputs, int opti
       tap = std::shared_ptr<GradientTap>(new GradientTap, torch::autograd::deleteNode);
       torch::autograd::create_gradient_edge(value, tap);
       // The boundary is in memory as it is: a stage that saves its input must not store it a second time.
-      if (value.scalar_type() != input.scalar_type()) keep_as->already_stored(value, input);
+      if (!stored && value.scalar_type() != input.scalar_type()) keep_as->already_stored(value, input);
     }
     kept.taps.push_back(std::move(tap));
     values.push_back(std::move(value));
   }
   Tensors outputs;
   {
+    std::optional<SavedFromBoundary> saved_inputs;
+    if (stored) saved_inputs.emplace(stored, values);
     const ComputeScope compute(call, values);
     outputs = call.stage.forward(values, call.micro, stage_option(call, option));
   }

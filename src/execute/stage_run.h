@@ -5,6 +5,8 @@
 #include <headroom/core/random.h>
 #include <headroom/model/chain.h>
 
+#include "execute/boundary_store.h"
+
 #include <ATen/core/Tensor.h>
 #include <torch/csrc/autograd/edge.h>
 #include <torch/csrc/autograd/function.h>
@@ -54,8 +56,9 @@ struct KeptStage {
 /// Runs forward and keeps nothing but what it returns.
 Tensors forward_discarding(const StageCall& call, const Tensors& inputs);
 
-/// Runs forward and keeps what backward needs.
-KeptStage forward_keeping(const StageCall& call, const Tensors& inputs, int option);
+/// Runs forward and keeps what backward needs. With `stored`, of which `inputs` were read, backward reads the inputs from there again.
+KeptStage forward_keeping(const StageCall& call, const Tensors& inputs, int option,
+                          const std::shared_ptr<StoredBoundary>& stored = nullptr);
 
 /// The gradient that backward of the last stage starts from: `scale` for the loss, its first output.
 Tensors loss_gradient(const KeptStage& last, double scale);

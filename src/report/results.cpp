@@ -29,6 +29,7 @@ Json to_json(const TrainResults& results) {
       .set("peak_bytes_by_owner", owners)
       .set("num_skipped_updates", results.num_skipped_updates)
       .set("num_recoveries", results.num_recoveries)
+      .set("num_plans", results.num_plans)
       .set("num_parameters", results.num_parameters)
       .set("weights_sha256", results.weights_sha256);
   return json;

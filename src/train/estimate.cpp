@@ -52,11 +52,13 @@ class Estimator {
     weights_bytes_ = ShapeMeter::instance().live_bytes() - live_before_;
     if (arguments.fp16 || arguments.bf16) set_half_precision(arguments.fp16 ? at::kHalf : at::kBFloat16);
     request_.resident_bytes = weights_bytes_;
+    request_.time_ratio = 1.0;  // nothing can be run to find it out
     request_.optimizer_bytes = state_bytes(arguments.optim);
     request_.prefetches = arguments.dataloader_num_workers > 0;
     request_.may_update_in_backward = why_not_in_backward({arguments.max_grad_norm, false, 1}).empty();
     request_.load = [this](std::int64_t num_samples) { return shapes_of_samples(model_.input, num_samples); };
-    request_.book = std::make_shared<ProfileBook>(model_.chain, request_.load, request_.keep_in_half, std::nullopt, "", "");
+    request_.book =
+        std::make_shared<ProfileBook>(model_.chain, request_.load, request_.keep_in_half, std::nullopt, /*spill_dir=*/"", "", "");
     request_.global_batch =
         arguments.global_batch_size > 0
             ? arguments.global_batch_size

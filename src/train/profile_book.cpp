@@ -2,6 +2,7 @@
 
 #include <headroom/core/error.h>
 #include <headroom/core/log.h>
+#include <headroom/execute/boundary_format.h>
 #include <headroom/memory/shape_meter.h>
 #include <headroom/report/json.h>
 
@@ -10,6 +11,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <chrono>
 #include <filesystem>
 #include <fstream>
 #include <iterator>
@@ -20,6 +22,7 @@ namespace headroom {
 namespace {
 
 namespace fs = std::filesystem;
+using Clock = std::chrono::steady_clock;
 
 // The format of `headroom plan --chain`, so that a measured chain can be planned again by hand.
 Json chain_json(const ChainCosts& chain) {
@@ -43,7 +46,15 @@ Json chain_json(const ChainCosts& chain) {
                     .set("param_grad_bytes", stage.param_grad_bytes)
                     .set("options", options));
   }
-  return Json::object().set("stages", stages);
+  Json formats = Json::array();
+  for (const BoundaryFormat& format : chain.boundary_formats) {
+    formats.push(Json::object()
+                     .set("name", format.name)
+                     .set("size_ratio", format.size_ratio)
+                     .set("encode_ns_per_byte", format.encode_ns_per_byte)
+                     .set("decode_ns_per_byte", format.decode_ns_per_byte));
+  }
+  return Json::object().set("stages", stages).set("boundary_formats", formats);
 }
 
 fs::path chain_file(const std::string& folder, std::int64_t num_samples, const char* kind) {
@@ -59,14 +70,21 @@ double step_seconds(const ChainProfile& profile) {
   return ns * 1e-9;
 }
 
+std::int64_t mean_boundary_bytes(const ChainCosts& chain) {
+  std::int64_t bytes = 0;
+  for (const StageCosts& stage : chain.stages) bytes += stage.output_bytes;
+  return bytes / static_cast<std::int64_t>(chain.stages.size());
+}
+
 }  // namespace
 
 ProfileBook::ProfileBook(const Chain& chain, Load load, std::optional<at::ScalarType> half, std::optional<at::ScalarType> compute,
-                         std::string cache_folder, std::string cache_key)
+                         std::string spill_dir, std::string cache_folder, std::string cache_key)
     : chain_(chain),
       load_(std::move(load)),
       half_(half),
       compute_(compute),
+      spill_dir_(std::move(spill_dir)),
       cache_folder_(std::move(cache_folder)),
       cache_key_(std::move(cache_key)),
       can_count_(chain.runs_without_memory() && !compute) {
@@ -78,7 +96,9 @@ bool ProfileBook::measure(std::int64_t num_samples) {
   if (num_samples >= smallest_failure_) return false;
   std::optional<ChainProfile> profile;
   try {
+    const auto start = Clock::now();
     const MicroBatch micro = load_(num_samples);
+    load_ns_[num_samples] = std::chrono::duration_cast<std::chrono::nanoseconds>(Clock::now() - start).count();
     profile = profile_chain(chain_, micro, half_, compute_);
   } catch (const c10::OutOfMemoryError&) {
     profile.reset();
@@ -97,8 +117,20 @@ bool ProfileBook::measure(std::int64_t num_samples) {
     const ChainProfile* bytes = counted(num_samples);
     can_count_ = bytes != nullptr && agree(*profile, *bytes);
   }
+  add_boundary_formats(*profile);
   measured_[num_samples] = std::move(*profile);
   return true;
+}
+
+// A small boundary costs more per byte than a large one, so that it is timed at its own size.
+void ProfileBook::add_boundary_formats(ChainProfile& profile) {
+  constexpr std::int64_t kLargeBytes = std::int64_t{1} << 20;
+  if (spill_dir_.empty()) return;
+  if (timed_boundary_bytes_ < kLargeBytes) {
+    timed_boundary_bytes_ = mean_boundary_bytes(profile.allocated);
+    boundary_formats_ = {measure_boundary_format(KeepAs::kDisk, timed_boundary_bytes_, spill_dir_)};
+  }
+  profile.appearing.boundary_formats = profile.allocated.boundary_formats = boundary_formats_;
 }
 
 void ProfileBook::explore(std::int64_t num_samples) {
@@ -155,7 +187,8 @@ void ProfileBook::read_cache() {
   if (!index || !std::getline(index, key) || key != cache_key_) return;
   std::int64_t num_samples = 0;
   std::int64_t input_bytes = 0;
-  while (index >> num_samples >> input_bytes) {
+  std::int64_t load_ns = 0;
+  while (index >> num_samples >> input_bytes >> load_ns) {
     try {
       ChainProfile profile;
       profile.num_samples = num_samples;
@@ -163,6 +196,7 @@ void ProfileBook::read_cache() {
       profile.appearing = read_chain_file(chain_file(cache_folder_, num_samples, "appearing").string());
       profile.allocated = read_chain_file(chain_file(cache_folder_, num_samples, "allocated").string());
       if (profile.appearing.stages.size() == chain_.size() && profile.allocated.stages.size() == chain_.size()) {
+        load_ns_[num_samples] = load_ns;
         measured_[num_samples] = std::move(profile);
       }
     } catch (const Error& error) {
@@ -181,7 +215,7 @@ void ProfileBook::save() const {
     fs::create_directories(cache_folder_);
     write_file_atomically(chain_file(cache_folder_, size, "appearing").string(), chain_json(profile.appearing).dump() + "\n");
     write_file_atomically(chain_file(cache_folder_, size, "allocated").string(), chain_json(profile.allocated).dump() + "\n");
-    index += fmt::format("{} {}\n", size, profile.input_bytes);
+    index += fmt::format("{} {} {}\n", size, profile.input_bytes, load_ns_.at(size));
   }
   if (fs::exists(cache_folder_)) write_file_atomically((fs::path(cache_folder_) / "index.txt").string(), index);
 }

@@ -10,6 +10,7 @@
 #include <map>
 #include <optional>
 #include <string>
+#include <vector>
 
 namespace headroom {
 
@@ -17,9 +18,10 @@ class ProfileBook {
  public:
   using Load = std::function<MicroBatch(std::int64_t num_samples)>;
 
-  /// Reads what an earlier run left in `cache_folder` under the same key; an empty folder keeps nothing.
+  /// Reads what an earlier run left in `cache_folder` under the same key; an empty folder keeps nothing. With a `spill_dir`, chains offer
+  /// to spill boundaries there, at the speed that is measured with each size.
   ProfileBook(const Chain& chain, Load load, std::optional<at::ScalarType> half, std::optional<at::ScalarType> compute,
-              std::string cache_folder, std::string cache_key);
+              std::string spill_dir, std::string cache_folder, std::string cache_key);
 
   /// Measures this size unless that was done before. False when a stage alone does not fit under the meter's cap.
   bool measure(std::int64_t num_samples);
@@ -35,6 +37,9 @@ class ProfileBook {
   /// least one size must have been measured.
   ChainProfile at(std::int64_t num_samples) const;
 
+  /// How long loading a measured size took.
+  std::int64_t load_ns(std::int64_t num_samples) const { return load_ns_.at(num_samples); }
+
   /// Leaves what was measured in the cache folder, for the next run. Profiles of a cap that some option did not fit are not left: another
   /// run may have more room.
   void save() const;
@@ -46,17 +51,22 @@ class ProfileBook {
   ChainProfile on_line(std::int64_t num_samples) const;
   /// Null where bytes cannot be counted, or were once found to differ from measured ones.
   const ChainProfile* counted(std::int64_t num_samples) const;
+  void add_boundary_formats(ChainProfile& profile);
 
   const Chain& chain_;
   Load load_;
   std::optional<at::ScalarType> half_;
   std::optional<at::ScalarType> compute_;
+  std::string spill_dir_;
   std::string cache_folder_;
   std::string cache_key_;
   std::map<std::int64_t, ChainProfile> measured_;
   mutable std::map<std::int64_t, ChainProfile> counted_;
   mutable MicroBatch sample_;  // the shapes of one sample; empty until it is needed
   mutable bool can_count_;
+  std::map<std::int64_t, std::int64_t> load_ns_;
+  std::vector<BoundaryFormat> boundary_formats_;
+  std::int64_t timed_boundary_bytes_ = 0;  // that the formats were measured with
   std::int64_t smallest_failure_ = std::int64_t{1} << 62;
   double seconds_ = 0.0;
 };

@@ -4,6 +4,7 @@
 #include <headroom/core/error.h>
 #include <headroom/core/log.h>
 #include <headroom/execute/executor.h>
+#include <headroom/execute/trial.h>
 #include <headroom/memory/meter.h>
 #include <headroom/plan/policies.h>
 #include <headroom/plan/simulate.h>
@@ -48,7 +49,7 @@ class RunPlanner {
         chain_(chain),
         shared_book_(request.book ? request.book
                                   : std::make_shared<ProfileBook>(chain, request.load, request.keep_in_half, request.compute_in_half,
-                                                                  request.cache_folder, request.cache_key)),
+                                                                  request.spill_dir, request.cache_folder, request.cache_key)),
         book_(*shared_book_) {
     const std::int64_t live = MemoryMeter::instance().live_bytes();
     resident_bytes_ =
@@ -95,16 +96,17 @@ class RunPlanner {
     const ChainProfile profile = book_.at(size);
     MicroBatchCosts costs{appearing ? profile.appearing : profile.allocated, inputs(profile)};
     // A size that did not fit when it was measured must not be chosen, whatever the line says.
-    if (size >= book_.smallest_failure()) costs.chain.stages.front().forward_transient_bytes = kMaxChainBytes / 2;
     if (size >= book_.smallest_failure()) {
+      costs.chain.stages.front().forward_transient_bytes = kMaxChainBytes / 2;
       for (StageOption& option : costs.chain.stages.front().options) option.forward_transient_bytes = kMaxChainBytes / 2;
     }
     return costs;
   }
 
   PlanRequest search_request(std::int64_t budget_bytes) const {
-    const auto update_ns =
+    const auto guessed_ns =
         static_cast<std::int64_t>(static_cast<double>(3 * gradient_bytes_ + 2 * request_.optimizer_bytes) / kUpdateBytesPerNs);
+    const std::int64_t update_ns = request_.update_ns > 0 ? request_.update_ns : guessed_ns;
     PlanRequest search;
     search.budget_bytes = budget_bytes;
     search.num_samples = request_.global_batch;
@@ -204,6 +206,39 @@ class RunPlanner {
     return describe(found);
   }
 
+  // The same for every split, more or less, so that it is no matter of choice. A loader with a thread of its own works meanwhile.
+  std::int64_t load_ns(const TrainingPlan& found) const {
+    std::int64_t ns = 0;
+    for (const PlannedMicroBatches& part : found.micro_batches) {
+      if (!request_.prefetches && book_.is_measured(part.size)) ns += part.count * book_.load_ns(part.size);
+    }
+    return ns;
+  }
+
+  double step_seconds(const TrainingPlan& found) const {
+    std::int64_t stages_ns = 0;
+    for (const PlannedMicroBatches& part : found.micro_batches) stages_ns += part.count * part.plan.time_ns;
+    return 1e-9 * (time_ratio_ * static_cast<double>(stages_ns) + static_cast<double>(found.time_ns - stages_ns + load_ns(found)));
+  }
+
+  // Runs the plan of one micro-batch as a whole. Updating inside backward is left out: here, nothing would free the gradients.
+  double trial_ratio(const TrainingPlan& found) const {
+    const PlannedMicroBatches& part = found.micro_batches.front();
+    if (updates_in_backward_ || part.plan.time_ns == 0) return 1.0;
+    ExecutorOptions options;
+    options.keep_in_half = request_.keep_in_half;
+    options.compute_in_half = request_.compute_in_half;
+    options.spill_dir = request_.spill_dir;
+    if (!request_.spill_dir.empty()) options.boundary_formats = {KeepAs::kDisk};
+    std::optional<std::int64_t> ns;
+    try {
+      ns = time_operations(chain_, request_.load(part.size), part.plan.operations, options, found.accumulation_steps == 1);
+    } catch (const c10::OutOfMemoryError&) {
+      // Then training has its own ways to go on.
+    }
+    return ns ? static_cast<double>(*ns) / static_cast<double>(part.plan.time_ns) : 1.0;
+  }
+
   RunPlan describe(const TrainingPlan& found) {
     book_.save();
     RunPlan plan;
@@ -215,7 +250,8 @@ class RunPlanner {
     plan.is_predicted = true;
     plan.budget_bytes = request_.budget_bytes;
     plan.predicted_peak_bytes = found.peak_bytes;
-    plan.predicted_step_seconds = static_cast<double>(found.time_ns) * 1e-9;
+    time_ratio_ = plan.time_ratio = request_.time_ratio > 0.0 ? request_.time_ratio : trial_ratio(found);
+    plan.predicted_step_seconds = step_seconds(found);
     plan.policy = request_.policy.empty() ? (request_.budget_bytes > 0 ? "optimal" : "none") : request_.policy;
     plan.schedule = found.micro_batches.front().plan;
     plan.costs = costs_of(plan.micro_batch, found.choice == kAppearing).chain;
@@ -252,7 +288,7 @@ class RunPlanner {
         alternative.fits = true;
         alternative.micro_batch = found.micro_batches.front().size;
         alternative.num_micro_batches = found.accumulation_steps;
-        alternative.step_seconds = static_cast<double>(found.time_ns) * 1e-9;
+        alternative.step_seconds = step_seconds(found);
         alternative.peak_bytes = found.peak_bytes;
       } catch (const BudgetError&) {
         alternative.fits = false;
@@ -268,6 +304,7 @@ class RunPlanner {
   std::int64_t resident_bytes_ = 0;  // what is there now and stays: weights, buffers and whatever else lives
   std::int64_t gradient_bytes_ = 0;
   bool updates_in_backward_ = false;
+  double time_ratio_ = 1.0;
 };
 
 // The plan of which nothing has to be known in advance.

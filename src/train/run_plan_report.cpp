@@ -13,31 +13,57 @@ namespace {
 
 struct StageDecision {
   int num_forwards = 0;
-  int option = -1;  // of the run that backward uses
+  int option = -1;             // of the run that backward uses
+  int output_format = 0;       // in which the stage's output is held
+  std::int64_t format_ns = 0;  // of storing it and of reading it back
 };
+
+const BoundaryFormat& format_of(const RunPlan& plan, int format) {
+  return plan.costs.boundary_formats[static_cast<std::size_t>(format - 1)];
+}
 
 std::vector<StageDecision> decisions(const RunPlan& plan) {
   std::vector<StageDecision> result(plan.costs.stages.size());
+  std::vector<bool> is_stored(plan.costs.stages.size() + 1);  // by boundary, in another format
   for (const Operation& operation : plan.schedule.operations) {
-    StageDecision& decision = result[static_cast<std::size_t>(operation.stage - 1)];
+    const auto input = static_cast<std::size_t>(operation.stage - 1);
+    if (operation.kind == OperationKind::kFree) is_stored[input] = false;
+    if (operation.format != 0 && operation.kind != OperationKind::kFree && input > 0) {
+      StageDecision& before = result[input - 1];
+      const BoundaryFormat& format = format_of(plan, operation.format);
+      const std::int64_t bytes = plan.costs.stages[input - 1].output_bytes;
+      before.output_format = operation.format;
+      if (!is_stored[input]) before.format_ns += format.encode_ns(bytes);
+      before.format_ns += format.decode_ns(bytes);
+      is_stored[input] = true;
+    }
     if (operation.kind == OperationKind::kBackward || operation.kind == OperationKind::kFree) continue;
+    StageDecision& decision = result[input];
     ++decision.num_forwards;
     if (operation.kind == OperationKind::kForwardKeep) decision.option = operation.option;
   }
   return result;
 }
 
+// "recompute x1, keep mlp", and what happens to the output where it does not stay as it is.
 std::string decision_text(const RunPlan& plan, std::size_t stage, const StageDecision& decision) {
-  const std::string kept = plan.option_names[stage][static_cast<std::size_t>(std::max(decision.option, 0))];
-  if (decision.num_forwards <= 1) return kept;
-  return fmt::format("recompute x{}{}", decision.num_forwards - 1, decision.option > 0 ? ", " + kept : "");
+  std::string text = plan.option_names[stage][static_cast<std::size_t>(std::max(decision.option, 0))];
+  if (decision.num_forwards > 1) {
+    text = fmt::format("recompute x{}{}", decision.num_forwards - 1, decision.option > 0 ? ", " + text : "");
+  }
+  if (decision.output_format == 0) return text;
+  const std::string& format = format_of(plan, decision.output_format).name;
+  return text + (format == "disk" ? ", spill" : ", compress (" + format + ")");
 }
 
 std::int64_t extra_ns(const StageCosts& costs, const StageDecision& decision) {
   const StageOption& option = costs.options[static_cast<std::size_t>(std::max(decision.option, 0))];
   const StageOption& plain = costs.options.front();
-  return (decision.num_forwards - 1) * costs.forward_ns + (option.forward_ns + option.backward_ns) - (plain.forward_ns + plain.backward_ns);
+  return (decision.num_forwards - 1) * costs.forward_ns + (option.forward_ns + option.backward_ns) -
+         (plain.forward_ns + plain.backward_ns) + decision.format_ns;
 }
+
+std::string format_name(const RunPlan& plan, int format) { return format == 0 ? "full" : format_of(plan, format).name; }
 
 const char* phase_of(const Operation& operation) { return operation.kind == OperationKind::kBackward ? "backward" : "forward"; }
 
@@ -76,6 +102,7 @@ Json to_json(const RunPlan& plan) {
                     .set("decision", decision_text(plan, i, chosen[i]))
                     .set("option", chosen[i].option)
                     .set("num_forwards", chosen[i].num_forwards)
+                    .set("output_format", format_name(plan, chosen[i].output_format))
                     .set("kept_bytes", costs.options[static_cast<std::size_t>(std::max(chosen[i].option, 0))].kept_bytes)
                     .set("extra_ns", extra_ns(costs, chosen[i])));
   }
@@ -88,6 +115,7 @@ Json to_json(const RunPlan& plan) {
                         .set("op", operation_name(operation.kind))
                         .set("stage", operation.stage)
                         .set("option", operation.option)
+                        .set("format", format_name(plan, operation.format))
                         .set("phase", phase_of(operation))
                         .set("peak_bytes", plan.schedule.curve[i].peak_bytes)
                         .set("live_bytes", plan.schedule.curve[i].live_bytes));

@@ -132,6 +132,9 @@ void write_archives(const fs::path& folder, const Chain& chain, const torch::opt
   torch::serialize::OutputArchive place;
   place.write("global_step", c10::IValue(position.global_step));
   place.write("micro_batch", c10::IValue(position.micro_batch));
+  std::string splits;
+  for (const auto& [key, size] : position.micro_batch_by_shape) splits += fmt::format("{} {}\n", key, size);
+  place.write("micro_batch_by_shape", c10::IValue(splits));
   place.write("loss_sum", c10::IValue(position.loss_sum));
   place.write("num_skipped_updates", c10::IValue(position.num_skipped_updates));
   place.write("loss_scale", c10::IValue(position.scaler.scale));
@@ -182,6 +185,11 @@ TrainingPosition read_position(const fs::path& folder, torch::serialize::InputAr
     position.micro_batch = read_integer(archive, "micro_batch");
     position.num_skipped_updates = read_integer(archive, "num_skipped_updates");
     c10::IValue value;
+    archive.read("micro_batch_by_shape", value);
+    std::istringstream splits(value.toStringRef());
+    std::string key;
+    std::int64_t size = 0;
+    while (splits >> key >> size) position.micro_batch_by_shape[key] = size;
     archive.read("loss_sum", value);
     position.loss_sum = value.toDouble();
     archive.read("loss_scale", value);
@@ -264,12 +272,12 @@ TrainingPosition load_snapshot(const std::string& folder_text, const Chain& chai
   return position;
 }
 
-std::int64_t snapshot_micro_batch(const std::string& folder, const std::map<std::string, std::string>& settings) {
+TrainingPosition snapshot_position(const std::string& folder, const std::map<std::string, std::string>& settings) {
   check_files(folder);
   auto place = open_archive(fs::path(folder) / kFiles[2]);
-  const TrainingPosition position = read_position(folder, place);
+  TrainingPosition position = read_position(folder, place);
   check_settings(folder, position.settings, settings);
-  return position.micro_batch;
+  return position;
 }
 
 std::string last_snapshot(const std::string& output_dir) {

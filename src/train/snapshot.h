@@ -18,7 +18,8 @@ namespace headroom {
 struct TrainingPosition {
   std::int64_t global_step = 0;
   std::int64_t micro_batch = 0;
-  double loss_sum = 0.0;  ///< of the updates so far
+  std::map<std::string, std::int64_t> micro_batch_by_shape;  ///< for the buckets of shapes that were met
+  double loss_sum = 0.0;                                     ///< of the updates so far
   std::int64_t num_skipped_updates = 0;
   GradScalerState scaler;
   std::map<std::string, std::string> settings;  ///< what must be the same for a run to go on
@@ -34,9 +35,8 @@ std::string save_snapshot(const std::string& output_dir, const Chain& chain, con
 TrainingPosition load_snapshot(const std::string& folder, const Chain& chain, torch::optim::Optimizer& optimizer,
                                const std::map<std::string, std::string>& settings);
 
-/// The micro-batch that a snapshot was made with, so that a resumed run can split in the same way. Checks the snapshot as load_snapshot
-/// does.
-std::int64_t snapshot_micro_batch(const std::string& folder, const std::map<std::string, std::string>& settings);
+/// Where the run of a snapshot stood, so that a resumed one can split in the same way. Checks the snapshot as load_snapshot does.
+TrainingPosition snapshot_position(const std::string& folder, const std::map<std::string, std::string>& settings);
 
 /// The newest whole snapshot of an output folder. Throws SnapshotError when there is none.
 std::string last_snapshot(const std::string& output_dir);

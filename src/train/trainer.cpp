@@ -84,6 +84,10 @@ Trainer::Trainer(TrainingArguments arguments, Chain chain, std::shared_ptr<const
   state.choose_precision();
   executor_options.keep_in_half = state.keep_in_half;
   executor_options.compute_in_half = state.compute_in_half;
+  if (!state.arguments.spill_dir.empty()) {
+    executor_options.boundary_formats = {KeepAs::kDisk};
+    executor_options.spill_dir = state.arguments.spill_dir;
+  }
   executor_options.on_operation = [this](std::size_t operation) { state_->record_operation(operation); };
   state.executor = std::make_unique<Executor>(state.chain, std::move(executor_options));
   state.loader = std::make_unique<MicroBatchLoader>([this](c10::ArrayRef<std::int64_t> indices) { return state_->load(indices); },
@@ -100,6 +104,8 @@ RunPlan Trainer::plan() {
   State& state = *state_;
   MemoryMeter::instance().set_cap(state.arguments.memory_budget_bytes);
   state.chain.train(true);
+  state.look_at_first_window();
+  state.update_ns = state.time_update();
   RunPlanRequest request = state.planning_request();
   request.with_alternatives = true;
   request.cache_folder.clear();  // a plan that is only shown leaves nothing behind
@@ -118,13 +124,18 @@ TrainResults Trainer::train() {
 
   // A snapshot is checked before anything costly is done for it.
   const std::string snapshot = state.snapshot_to_resume();
-  RunPlanRequest request = state.planning_request();
+  state.look_at_first_window();
+  std::int64_t saved_micro_batch = 0;
   if (!snapshot.empty()) {
-    const std::int64_t saved_micro_batch = snapshot_micro_batch(snapshot, state.resume_settings());
-    // Another split would change the order of sums.
-    if (request.fixed_micro_batch == 0) request.fixed_micro_batch = std::min(saved_micro_batch, request.global_batch);
+    const TrainingPosition saved = snapshot_position(snapshot, state.resume_settings());
+    state.position.micro_batch_by_shape = saved.micro_batch_by_shape;
+    saved_micro_batch = saved.micro_batch;
   }
-  state.plan = plan_run(request, state.chain);
+  if (arguments.memory_budget_bytes > 0 || !arguments.gradient_checkpointing.empty()) state.update_ns = state.time_update();
+  RunPlanRequest request = state.planning_request();
+  // Another split would change the order of sums.
+  if (request.fixed_micro_batch == 0 && state.bucket.empty()) request.fixed_micro_batch = std::min(saved_micro_batch, request.global_batch);
+  state.use_plan(plan_run(request, state.chain));
   state.start_optimizer();
   if (snapshot.empty()) state.prepare_optimizer();  // else the snapshot brings the state: two of them might not fit
   const Grouping grouping = state.grouping();
@@ -136,7 +147,9 @@ TrainResults Trainer::train() {
   LrScheduler scheduler(*state.optimizer,
                         LearningRateSchedule(parse_schedule_kind(arguments.lr_scheduler_type), total_updates, arguments.warmup_steps));
   if (!snapshot.empty()) {
+    const auto splits = state.position.micro_batch_by_shape;
     state.position = load_snapshot(snapshot, state.chain, *state.optimizer, state.resume_settings());
+    state.position.micro_batch_by_shape = splits;
     state.prepare_optimizer();
     scheduler.set_update(state.position.global_step - state.position.num_skipped_updates);
     state.scaler.restore(state.position.scaler);
@@ -304,7 +317,7 @@ TrainResults Trainer::State::results(double runtime, std::int64_t num_samples, s
   results.peak_activation_bytes = use.peak_by_owner[static_cast<std::size_t>(Owner::kActivations)];
   results.peak_rss_bytes = peak_resident_bytes();
   results.memory_budget_bytes = arguments.memory_budget_bytes;
-  results.predicted_peak_bytes = plan.predicted_peak_bytes;
+  results.predicted_peak_bytes = predicted_peak_bytes();
   results.predicted_step_seconds = plan.predicted_step_seconds;
   results.measured_step_seconds = median(step_seconds);
   results.micro_batch_size = plan.micro_batch;
@@ -318,6 +331,7 @@ TrainResults Trainer::State::results(double runtime, std::int64_t num_samples, s
   }
   results.num_skipped_updates = position.num_skipped_updates;
   results.num_recoveries = num_recoveries;
+  results.num_plans = num_plans;
   results.num_parameters = chain.num_parameters();
   results.weights_sha256 = weights_sha256(chain);
   return results;
@@ -329,7 +343,7 @@ EvalResults Trainer::evaluate() {
   const torch::NoGradGuard no_grad;
   state.chain.train(false);
   // As many samples at once as in training: what fits there fits here.
-  const std::int64_t batch = std::max<std::int64_t>(state.plan.micro_batch, 1);
+  const std::int64_t batch = state.smallest_micro_batch();
   EvalResults results;
   double loss_sum = 0.0;
   std::int64_t num_items = 0;

@@ -5,11 +5,14 @@
 #include <headroom/core/log.h>
 #include <headroom/core/version.h>
 #include <headroom/execute/autocast.h>
+#include <headroom/optim/clip.h>
 
 #include <fmt/format.h>
 #include <torch/torch.h>
 
 #include <algorithm>
+#include <chrono>
+#include <limits>
 
 namespace headroom {
 
@@ -20,8 +23,14 @@ MicroBatch Trainer::State::load(c10::ArrayRef<std::int64_t> indices) const {
 
 MicroBatch Trainer::State::probe_batch(std::int64_t size) const {
   std::vector<std::int64_t> indices(static_cast<std::size_t>(size));
-  for (std::size_t i = 0; i < indices.size(); ++i) indices[i] = static_cast<std::int64_t>(i) % train_data->size();
-  return load(indices);
+  if (bucket.empty()) {
+    for (std::size_t i = 0; i < indices.size(); ++i) indices[i] = static_cast<std::int64_t>(i) % train_data->size();
+    return load(indices);
+  }
+  const ShapeBucket& entry = buckets.at(bucket);
+  for (std::size_t i = 0; i < indices.size(); ++i) indices[i] = entry.samples[i % entry.samples.size()];
+  const OwnerScope owner(Owner::kInputs);
+  return with_shapes(load(indices), entry.largest);
 }
 
 std::int64_t Trainer::State::window_batch() const {
@@ -33,7 +42,7 @@ Grouping Trainer::State::grouping() const {
   Grouping grouping;
   grouping.num_samples = train_data->size();
   // Without a global batch, the micro-batch and the schedule that the user gave make the window, however the plan splits it.
-  grouping.micro_batch = arguments.global_batch_size > 0 ? plan.micro_batch : arguments.fixed_micro_batch();
+  grouping.micro_batch = arguments.global_batch_size > 0 ? 1 : arguments.fixed_micro_batch();
   grouping.global_batch = arguments.global_batch_size;
   grouping.schedule = AccumulationSchedule::parse(arguments.gradient_accumulation_steps);
   grouping.drop_last = arguments.dataloader_drop_last;
@@ -87,6 +96,46 @@ std::int64_t Trainer::State::optimizer_bytes(const std::string& name) const {
   return optimizer_state_bytes(config, shapes);
 }
 
+std::int64_t Trainer::State::time_update() const {
+  for (const std::size_t enough_bytes : {std::size_t{16} << 20, std::size_t{4} << 20, std::size_t{1} << 20}) {
+    if (const std::int64_t ns = time_update_of_a_part(enough_bytes)) return ns;
+  }
+  return 0;
+}
+
+std::int64_t Trainer::State::time_update_of_a_part(std::size_t enough_bytes) const {
+  using Clock = std::chrono::steady_clock;
+  constexpr int kNumRuns = 3;
+  const OwnerScope owner(Owner::kOther);
+  std::size_t all_bytes = 0;
+  std::size_t bytes = 0;
+  std::int64_t fastest_ns = std::numeric_limits<std::int64_t>::max();
+  try {
+    std::vector<std::pair<std::string, at::Tensor>> stand_ins;
+    std::vector<at::Tensor> gradients;
+    for (const auto& [name, parameter] : named_parameters) {
+      all_bytes += parameter.nbytes();
+      if (bytes >= enough_bytes) continue;
+      bytes += parameter.nbytes();
+      stand_ins.emplace_back(name, torch::zeros_like(parameter).requires_grad_(true));
+      gradients.push_back(torch::full_like(parameter, 1e-3, torch::TensorOptions().requires_grad(false)));
+      stand_ins.back().second.mutable_grad() = gradients.back();
+    }
+    const std::unique_ptr<LeanOptimizer> stand_in = make_optimizer(optimizer_config(), stand_ins);
+    stand_in->prepare_state();
+    for (int run = 0; run <= kNumRuns; ++run) {
+      const auto start = Clock::now();
+      clip_global_norm(gradients, arguments.max_grad_norm);
+      stand_in->step();
+      const std::int64_t ns = std::chrono::duration_cast<std::chrono::nanoseconds>(Clock::now() - start).count();
+      if (run > 0) fastest_ns = std::min(fastest_ns, ns);  // the first one meets memory that was never touched
+    }
+  } catch (const c10::OutOfMemoryError&) {
+    return 0;
+  }
+  return static_cast<std::int64_t>(static_cast<double>(fastest_ns) * static_cast<double>(all_bytes) / static_cast<double>(bytes));
+}
+
 void Trainer::State::start_optimizer() {
   OptimizerConfig config = optimizer_config();
   config.learning_rate = base_learning_rate();
@@ -133,22 +182,31 @@ RunPlanRequest Trainer::State::planning_request() const {
   RunPlanRequest request;
   request.global_batch = std::min(window_batch(), train_data->size());
   request.fixed_micro_batch = std::min(arguments.fixed_micro_batch(), request.global_batch);
+  const auto split_before = position.micro_batch_by_shape.find(bucket);
+  if (request.fixed_micro_batch == 0 && split_before != position.micro_batch_by_shape.end()) {
+    request.fixed_micro_batch = std::min(split_before->second, request.global_batch);  // another split would change the order of sums
+  }
   request.budget_bytes = arguments.memory_budget_bytes;
   request.policy = arguments.gradient_checkpointing;
   request.keep_in_half = keep_in_half;
   request.compute_in_half = compute_in_half;
   request.may_update_in_backward = why_not_in_backward({arguments.max_grad_norm, scaler.enabled(), 1}).empty();
+  request.spill_dir = arguments.spill_dir;
   request.prefetches = arguments.dataloader_num_workers > 0;
   request.optimizer_bytes = optimizer_bytes(arguments.optim);
   request.optimizer_is_allocated = optimizer != nullptr;
+  request.update_ns = update_ns;
+  if (plan.is_predicted) request.time_ratio = plan.time_ratio;  // while it trains, a run has no time for trials
   request.remedies = remedies();
-  request.cache_folder = arguments.output_dir + "/profile";
+  request.cache_folder = arguments.output_dir + "/profile" + (bucket == first_bucket ? "" : "/" + bucket);
   request.cache_key = fmt::format("headroom {} model {} {} data {} threads {} parameters {} {}{}", kVersion, arguments.model,
                                   arguments.model_config, arguments.dataset, at::get_num_threads(), chain.num_parameters(),
                                   arguments.fp16   ? "fp16"
                                   : arguments.bf16 ? "bf16"
                                                    : "fp32",
                                   compute_in_half ? " autocast" : "");
+  if (!arguments.spill_dir.empty()) request.cache_key += " spill " + arguments.spill_dir;
+  if (!bucket.empty()) request.cache_key += " shapes " + to_text(buckets.at(bucket).largest);
   request.load = [this](std::int64_t size) { return probe_batch(size); };
   return request;
 }

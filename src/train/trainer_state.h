@@ -15,9 +15,11 @@
 #include <headroom/train/run_plan.h>
 #include <headroom/train/trainer.h>
 
+#include "train/shape_bucket.h"
 #include "train/snapshot.h"
 #include "train/windows.h"
 
+#include <functional>
 #include <map>
 #include <memory>
 #include <optional>
@@ -48,7 +50,15 @@ struct Trainer::State {
   std::unique_ptr<OptimizerInBackward> in_backward;  // only where the plan updates there
   std::unique_ptr<Executor> executor;
   std::unique_ptr<MicroBatchLoader> loader;
-  RunPlan plan;
+  RunPlan plan;  // of the window in progress
+  // With a budget, there is a plan for each bucket of shapes; without one, no bucket.
+  std::map<std::string, ShapeBucket> buckets;
+  std::string bucket;                        // of `plan`; empty: none
+  std::string first_bucket;                  // that the run was planned for at its start
+  Shapes window_shapes;                      // the largest of the window in progress, from all attempts at it
+  std::vector<std::int64_t> window_samples;  // of the micro-batch that asked for another plan
+  std::int64_t num_plans = 0;
+  std::int64_t update_ns = 0;  // that clipping and an update take; 0: not measured
   // At most one of them is set.
   std::optional<at::ScalarType> keep_in_half;
   std::optional<at::ScalarType> compute_in_half;
@@ -74,6 +84,10 @@ struct Trainer::State {
 
   std::int64_t optimizer_bytes(const std::string& name) const;
 
+  // How long clipping and an update take, measured on stand-ins for some parameters; 0 when there is no room for them.
+  std::int64_t time_update() const;
+  std::int64_t time_update_of_a_part(std::size_t enough_bytes) const;
+
   void start_optimizer();
   // Allocates the optimizer's state, as far as a snapshot has not brought it.
   void prepare_optimizer();
@@ -86,8 +100,25 @@ struct Trainer::State {
 
   std::string snapshot_to_resume() const;
 
-  // One update, in the order in which design and docs describe it.
-  Update step(const std::vector<std::int64_t>& samples, LrScheduler& scheduler);
+  // Starts the buckets with the shapes of the first sample that will be trained.
+  void look_at_first_window();
+
+  // True when the window that this micro-batch belongs to needs another plan. To be asked before the micro-batch runs.
+  bool wants_other_plan(const MicroBatch& micro, c10::ArrayRef<std::int64_t> samples, bool is_first);
+
+  // Makes, or takes out again, the plan for the shapes of the window in progress. Throws BudgetError when nothing fits.
+  void plan_for_window(std::int64_t num_samples);
+
+  RunPlan plan_with_any_split(RunPlanRequest request) const;
+
+  void use_plan(RunPlan made);
+
+  std::int64_t predicted_peak_bytes() const;  // of all plans
+  std::int64_t smallest_micro_batch() const;  // of all plans
+
+  // One update, in the order in which design and docs describe it. Nothing, when the window's shapes need another plan: then
+  // some of its micro-batches may have been run, and the step must be undone.
+  std::optional<Update> step(const std::vector<std::int64_t>& samples, LrScheduler& scheduler);
 
   void request_micro_batches(const std::vector<std::int64_t>& samples);
 
@@ -113,6 +144,9 @@ struct Trainer::State {
   Update step_within_budget(const std::vector<std::int64_t>& samples, LrScheduler& scheduler);
 
   void plan_anew(const std::string& reason, std::int64_t window);
+
+  // Calls `make`, which plans; when nothing fits, saves the last good state and throws BudgetError.
+  void plan_or_save(const std::function<void()>& make);
 
   // Bytes by owner after every operation of one micro-batch of a step, for plan.json: of the one that held most.
   struct TimelinePoint {

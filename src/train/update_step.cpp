@@ -15,13 +15,15 @@
 
 namespace headroom {
 
-Update Trainer::State::step(const std::vector<std::int64_t>& samples, LrScheduler& scheduler) {
+std::optional<Update> Trainer::State::step(const std::vector<std::int64_t>& samples, LrScheduler& scheduler) {
   const std::int64_t num_items = train_data->count_items(samples);
   request_micro_batches(samples);
   if (plan.update_in_backward) in_backward->arm();
   double loss_sum = 0.0;
   for (std::size_t done = 0; done < samples.size();) {
     const MicroBatch micro = loader->next();
+    const c10::ArrayRef<std::int64_t> indices(samples.data() + done, static_cast<std::size_t>(micro.num_samples));
+    if (wants_other_plan(micro, indices, done == 0)) return std::nullopt;
     done += static_cast<std::size_t>(micro.num_samples);
     has_planned_size = micro.num_samples == plan.micro_batch;
     const MicroResult result = executor->accumulate(micro, plan.operations_for(micro.num_samples),
@@ -118,38 +120,49 @@ void Trainer::State::undo_step(const Undo& undo) {
 
 Update Trainer::State::step_within_budget(const std::vector<std::int64_t>& samples, LrScheduler& scheduler) {
   num_recoveries_here = 0;
+  window_shapes.clear();
+  const auto num_samples = static_cast<std::int64_t>(samples.size());
   const Undo undo = remember();
   while (true) {
     std::string reason;
     try {
-      return step(samples, scheduler);
+      if (const std::optional<Update> update = step(samples, scheduler)) return *update;
     } catch (const c10::OutOfMemoryError& error) {
       reason = error.what_without_backtrace();
     }
     // Outside of the handler: the exception itself may hold tensors.
+    if (plan.update_in_backward) in_backward->disarm();
+    if (reason.empty()) {
+      undo_step(undo);
+      plan_or_save([&] { plan_for_window(num_samples); });
+      continue;
+    }
     if (plan.update_in_backward) {
-      in_backward->disarm();
       throw BudgetError(
           fmt::format("memory ran out while parameters were updated inside backward, which cannot be undone ({}); resume from "
                       "the last snapshot with a larger --memory_budget",
                       reason));
     }
     undo_step(undo);
-    try {
-      plan_anew(reason, static_cast<std::int64_t>(samples.size()));
-    } catch (const BudgetError& error) {
-      MemoryMeter::instance().set_cap(0);  // saving copies nothing large, but must not fail for a few bytes
-      const std::string folder = save_snapshot(arguments.output_dir, chain, *optimizer, position, arguments.save_total_limit);
-      throw BudgetError(fmt::format("{}; the last good state is in {}", error.what(), folder));
-    }
+    plan_or_save([&] { plan_anew(reason, num_samples); });
   }
 }
 
-// The user's split stays as it is while it fits, because another one would change the order of sums.
+void Trainer::State::plan_or_save(const std::function<void()>& make) {
+  try {
+    make();
+  } catch (const BudgetError& error) {
+    MemoryMeter::instance().set_cap(0);  // saving copies nothing large, but must not fail for a few bytes
+    const std::string folder = save_snapshot(arguments.output_dir, chain, *optimizer, position, arguments.save_total_limit);
+    throw BudgetError(fmt::format("{}; the last good state is in {}", error.what(), folder));
+  }
+}
+
 void Trainer::State::plan_anew(const std::string& reason, std::int64_t window) {
   const std::int64_t cap = MemoryMeter::instance().cap();
   if (cap == 0) throw BudgetError(fmt::format("memory ran out ({}); set --memory_budget to what this machine can give", reason));
   ++num_recoveries;
+  position.micro_batch_by_shape.clear();  // what fitted before may not fit now
   RunPlanRequest request = planning_request();
   request.budget_bytes = cap;
   request.policy = "optimal";
@@ -157,13 +170,8 @@ void Trainer::State::plan_anew(const std::string& reason, std::int64_t window) {
   // Twice at the same update: the prediction was too low for some reason outside of it, and a part of the budget is left free.
   request.slack_bytes = num_recoveries_here * (cap / 50);
   ++num_recoveries_here;
-  try {
-    plan = plan_run(request, chain);
-  } catch (const BudgetError&) {
-    if (request.fixed_micro_batch == 0) throw;
-    request.fixed_micro_batch = 0;
-    plan = plan_run(request, chain);
-  }
+  for (auto& [key, entry] : buckets) entry.plan.reset();  // they were made for another cap
+  use_plan(plan_with_any_split(std::move(request)));
   log_warning(fmt::format("update {}: memory ran out ({}); the step is undone and made again with {} x {} samples, predicted peak {} of {}",
                           position.global_step + 1, reason, plan.num_micro_batches, plan.micro_batch,
                           format_bytes(plan.predicted_peak_bytes), format_bytes(cap)));

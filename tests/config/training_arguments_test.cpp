@@ -49,6 +49,25 @@ TEST(TrainingArguments, DefaultsAreThoseOfHuggingFace) {
   EXPECT_NO_THROW(validate(arguments, {}));
 }
 
+TEST(TrainingArguments, TheSpillFolderMustBeThereAndHaveABudget) {
+  TrainingArguments arguments;
+  arguments.spill_dir = std::filesystem::temp_directory_path().string();
+  EXPECT_NO_THROW(validate(arguments, {}));
+  EXPECT_TRUE(contains(message_of([&] { validate(arguments, {"spill_dir"}); }), "--memory_budget"));
+  arguments.memory_budget_bytes = 1 << 20;
+  EXPECT_NO_THROW(validate(arguments, {"spill_dir", "memory_budget"}));
+  arguments.spill_dir = "/nowhere/to/spill";
+  EXPECT_TRUE(contains(message_of([&] { validate(arguments, {}); }), "/nowhere/to/spill"));
+  arguments.spill_dir.clear();
+  EXPECT_TRUE(contains(message_of([&] { validate(arguments, {"spill_dir"}); }), "folder"));
+}
+
+TEST_F(ConfigFile, HasTheSpillFolderAsAKey) {
+  TrainingArguments arguments;
+  apply_config_file(arguments, write(R"({"spill_dir": "/some/where", "memory_budget": "1MiB"})"), {});
+  EXPECT_EQ(arguments.spill_dir, "/some/where");
+}
+
 TEST(TrainingArguments, EveryFieldReadsBackWhatItPrints) {
   TrainingArguments arguments;
   for (const ArgumentField& field : argument_fields()) {

@@ -27,6 +27,7 @@ struct RunCase {
   std::int64_t global_batch = 8;
   std::int64_t micro_batch = 0;  // 0: free
   std::string optim = "adamw";
+  bool spills = false;  // may put boundaries on disk
 };
 
 // A folder that is gone when the test ends.
@@ -61,6 +62,10 @@ inline TrainingArguments arguments_of(const RunCase& run, std::int64_t budget_by
   arguments.disable_tqdm = true;
   arguments.report_to = "none";
   arguments.output_dir = folder;
+  if (run.spills) {
+    std::filesystem::create_directories(folder);
+    arguments.spill_dir = folder;
+  }
   return arguments;
 }
 

@@ -37,6 +37,8 @@ struct Tripwire {
   bool has_tripped = false;
 
   void step() {
+    const MemoryUse use = MemoryMeter::instance().use();
+    if (use.live_by_owner[static_cast<std::size_t>(Owner::kOptimizer)] == 0) return;  // still measuring and planning
     if (count++ == at && !has_tripped) {
       has_tripped = true;
       MemoryMeter::instance().set_cap(cap_bytes);
@@ -91,13 +93,13 @@ TEST(Recovery, ACapLoweredByThirtyPercentAtFiftyRandomMomentsChangesNothing) {
   Tripwire never;
   const TrainResults plain = train_wired(arguments_of(run, 0, folder.path()), never);
   const std::int64_t budget = plain.peak_memory_bytes + 4096;
-  const std::int64_t calls_of_profile_and_run = never.count;
+  const std::int64_t num_calls = never.count;
   std::mt19937 random(11);
   int num_recovered = 0;
   for (int i = 0; i < 50; ++i) {
     const std::int64_t live_before = MemoryMeter::instance().live_bytes();
     Tripwire wire;
-    wire.at = static_cast<std::int64_t>(random() % static_cast<std::uint64_t>(calls_of_profile_and_run));
+    wire.at = static_cast<std::int64_t>(random() % static_cast<std::uint64_t>(num_calls));
     wire.cap_bytes = plain.peak_memory_bytes - (plain.peak_activation_bytes * 3) / 10;
     const TrainResults results = train_wired(arguments_of(run, budget, folder.path()), wire);
     EXPECT_TRUE(wire.has_tripped);

@@ -57,8 +57,40 @@ INSTANTIATE_TEST_SUITE_P(
                       RunCase{"nin", "width=4,rows=14,columns=14", 8, 8, "adamw"},
                       RunCase{"resnet", "blocks=40,width=4,rows=10,columns=10", 8, 4, "adamw"},
                       RunCase{"gpt", "n_layer=4,n_head=2,n_embd=32,block_size=32,vocab_size=64,dropout=0.1", 8, 4, "adamw"},
-                      RunCase{"gpt", "n_layer=4,n_head=2,n_embd=32,block_size=32,vocab_size=64,dropout=0.1", 8, 8, "adafactor"}),
+                      RunCase{"gpt", "n_layer=4,n_head=2,n_embd=32,block_size=32,vocab_size=64,dropout=0.1", 8, 8, "adafactor"},
+                      RunCase{"mlp", "hidden=64,layers=6", 32, 8, "adamw", /*spills=*/true},
+                      RunCase{"gpt", "n_layer=4,n_head=2,n_embd=32,block_size=32,vocab_size=64,dropout=0.1", 8, 4, "adamw",
+                              /*spills=*/true}),
     [](const auto& which) { return which.param.model + std::to_string(which.index); });
+
+TEST(Spilling, ReplacesRecomputingWhereMemoryIsShortAndIsShownInThePlan) {
+  set_log_quiet(true);
+  const ScratchFolder folder("spilling");
+  RunCase run{"gpt", "n_layer=12,n_head=2,n_embd=32,block_size=64,vocab_size=64,dropout=0.1", 16, 8, "sgd"};
+  const std::int64_t budget = budget_range(run, folder.path()).floor_bytes;
+  const TrainResults recomputed = train(run, budget, folder.path());
+  run.spills = true;
+  PreparedRun prepared(run, arguments_of(run, budget, folder.path()));
+  const RunPlan plan = prepared.trainer->plan();
+  EXPECT_NE(to_text(plan).find("spill"), std::string::npos) << to_text(plan);
+  EXPECT_NE(to_json(plan).dump().find("\"format\": \"disk\""), std::string::npos);
+  const TrainResults spilled = prepared.trainer->train();
+  EXPECT_EQ(spilled.weights_sha256, recomputed.weights_sha256);
+  EXPECT_EQ(spilled.num_recoveries, 0);
+  EXPECT_LE(spilled.peak_memory_bytes, budget);
+  // Without a place to spill to, each block is run again from the start for the backward of every block after it.
+  EXPECT_LT(spilled.recomputed_forward_fraction, 0.5 * recomputed.recomputed_forward_fraction);
+}
+
+TEST(Spilling, NeverHappensWithoutAFolder) {
+  set_log_quiet(true);
+  const ScratchFolder folder("no_spilling");
+  const RunCase run{"gpt", "n_layer=4,n_head=2,n_embd=32,block_size=32,vocab_size=64", 8, 8, "sgd"};
+  PreparedRun prepared(run, arguments_of(run, budget_range(run, folder.path()).floor_bytes, folder.path()));
+  const RunPlan plan = prepared.trainer->plan();
+  EXPECT_TRUE(plan.costs.boundary_formats.empty());
+  for (const Operation& operation : plan.schedule.operations) EXPECT_EQ(operation.format, 0);
+}
 
 TEST(UpdateInBackward, ServesABudgetThatNothingElseDoesWithTheSameWeights) {
   set_log_quiet(true);

@@ -25,6 +25,7 @@ struct TrainingArguments {
 
   // Memory.
   std::int64_t memory_budget_bytes = 0;  ///< 0: no cap
+  std::string spill_dir;                 ///< where a plan may put activations for a while; empty: nowhere
   std::string gradient_checkpointing;    ///< empty: none; every, sqrt, log, segments=K, optimal
   bool recompute_check = false;
   bool fp16 = false;

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <headroom/core/micro_batch.h>
+#include <headroom/execute/keep_as.h>
 #include <headroom/model/chain.h>
 #include <headroom/plan/plan.h>
 
@@ -8,9 +9,12 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <string>
 #include <vector>
 
 namespace headroom {
+
+class SpillFile;
 
 /// What running one micro-batch came to.
 struct MicroResult {
@@ -25,6 +29,12 @@ struct ExecutorOptions {
   /// When set (bf16 or fp16), activations are kept in this type and computed in fp32. Every plan rounds the same values, so that plans
   /// still agree bit for bit with each other.
   std::optional<at::ScalarType> keep_in_half;
+  /// What the formats of a plan's operations mean: Operation::format i > 0 is boundary_formats[i - 1], in the order of
+  /// ChainCosts::boundary_formats that the plan was made for. A boundary on disk comes back bit for bit; one in half precision is rounded,
+  /// and every stage that reads it reads the rounded value.
+  std::vector<KeepAs> boundary_formats;
+  /// Where KeepAs::kDisk puts its file, which has no name; empty: the system's folder for temporary files.
+  std::string spill_dir;
   /// When set, stages run under autocast to this type, with fp32 weights; not together with keep_in_half.
   std::optional<at::ScalarType> compute_in_half;
   /// Called after each operation, with its index, for a timeline of memory.
@@ -35,13 +45,15 @@ struct ExecutorOptions {
 /// operations says which to run. For one micro-batch every valid list gives bit-identical losses, gradients, buffers and random state.
 class Executor {
  public:
+  /// Throws ConfigError when boundaries are to go to disk and spill_dir cannot be written.
   explicit Executor(Chain chain, ExecutorOptions options = {});
   ~Executor();
   Executor(const Executor&) = delete;
   Executor& operator=(const Executor&) = delete;
 
   /// Runs forward, recomputation and backward of one micro-batch; adds the gradient of scale x loss to the parameters' gradients, in
-  /// place. Throws what a stage throws; then the gradients are in an undefined state, and nothing else is held.
+  /// place. Throws what a stage throws, BudgetError when a boundary cannot be written to disk, and ConfigError when an operation has a
+  /// format that the options do not know; then the gradients are in an undefined state, and nothing else is held.
   MicroResult accumulate(const MicroBatch& micro, const std::vector<Operation>& operations, double scale);
 
   /// Runs forward without gradients and returns what the last stage returned: loss first.
@@ -54,6 +66,7 @@ class Executor {
 
   Chain chain_;
   ExecutorOptions options_;
+  std::shared_ptr<SpillFile> spill_file_;  // only where a format needs it
   std::vector<std::vector<at::Tensor>> stage_parameters_;
 };
 

@@ -40,6 +40,7 @@ struct TrainResults {
   std::map<std::string, std::int64_t> peak_bytes_by_owner;
   std::int64_t num_skipped_updates = 0;
   std::int64_t num_recoveries = 0;  ///< times that memory ran out and the step was planned anew
+  std::int64_t num_plans = 0;       ///< made in this run: one for each bucket of shapes, and one for each time that a plan was made anew
   std::int64_t num_parameters = 0;
   std::string weights_sha256;
 };

@@ -27,13 +27,17 @@ struct RunPlanRequest {
   std::int64_t budget_bytes = 0;               ///< 0: none
   std::string policy;                          ///< --gradient_checkpointing; empty: keep everything, or optimal when there is a budget
   std::optional<at::ScalarType> keep_in_half;  ///< as of the executor
+  std::string spill_dir;                       ///< where boundaries may be spilled; empty: nowhere
   std::optional<at::ScalarType> compute_in_half;
   /// Nothing needs all gradients at once (clipping does), so that parameters may be updated inside backward where nothing else fits.
   bool may_update_in_backward = false;
   bool prefetches = false;           ///< one more micro-batch is in memory
   std::int64_t optimizer_bytes = 0;  ///< of its state
   bool optimizer_is_allocated = false;
-  std::int64_t resident_bytes = -1;                          ///< weights and whatever else stays; negative: what is live now
+  std::int64_t resident_bytes = -1;  ///< weights and whatever else stays; negative: what is live now
+  std::int64_t update_ns = 0;        ///< that clipping and an update take; 0: guessed from their bytes
+  /// Times in training over times of stages that are measured one by one. 0: found out by running the chosen plan before it is used.
+  double time_ratio = 0.0;
   std::int64_t slack_bytes = 0;                              ///< of the budget, to be left free
   bool with_alternatives = false;                            ///< also say what half and double the budget would give
   std::vector<Remedy> remedies;                              ///< for the error when nothing fits
@@ -63,6 +67,7 @@ struct RunPlan {
   ChainCosts costs;                                    ///< that it was made for
   std::vector<std::vector<std::string>> option_names;  ///< by stage
   double profile_seconds = 0.0;
+  double time_ratio = 1.0;  ///< as of the request; already part of predicted_step_seconds
 
   struct Alternative {
     std::int64_t budget_bytes = 0;

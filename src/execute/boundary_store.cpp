@@ -1,0 +1,170 @@
+#include "execute/boundary_store.h"
+
+#include <headroom/execute/boundary_format.h>
+#include <headroom/ops/convert.h>
+
+#include <torch/types.h>
+
+#include <algorithm>
+#include <chrono>
+#include <map>
+#include <utility>
+
+namespace headroom {
+namespace {
+
+namespace autograd = torch::autograd;
+using Clock = std::chrono::steady_clock;
+
+const void* storage_of(const at::Tensor& tensor) {
+  return tensor.defined() && tensor.has_storage() ? tensor.storage().unsafeGetStorageImpl() : nullptr;
+}
+
+// The elements of a storage from the first to the last that some tensor reads.
+struct Span {
+  std::int64_t begin = 0;
+  std::int64_t end = 0;
+};
+
+Span span_of(const at::Tensor& tensor) {
+  Span span{tensor.storage_offset(), tensor.storage_offset()};
+  if (tensor.numel() == 0) return span;
+  for (std::int64_t i = 0; i < tensor.dim(); ++i) span.end += (tensor.size(i) - 1) * tensor.stride(i);
+  ++span.end;
+  return span;
+}
+
+}  // namespace
+
+// Tensors that share memory share a piece, so that reading them back takes no more memory than they had.
+StoredBoundary::StoredBoundary(std::vector<at::Tensor> tensors, KeepAs format, const std::shared_ptr<SpillFile>& file) {
+  using Key = std::pair<const void*, at::ScalarType>;
+  std::map<Key, Span> spans;
+  for (const at::Tensor& tensor : tensors) {
+    if (!tensor.defined()) continue;
+    const Span span = span_of(tensor);
+    const auto [known, is_new] = spans.emplace(Key(storage_of(tensor), tensor.scalar_type()), span);
+    if (!is_new) known->second = {std::min(known->second.begin, span.begin), std::max(known->second.end, span.end)};
+  }
+  std::map<Key, int> pieces;
+  for (const at::Tensor& tensor : tensors) {
+    View view;
+    if (tensor.defined()) {
+      const Key key(storage_of(tensor), tensor.scalar_type());
+      const Span span = spans.at(key);
+      const auto [known, is_new] = pieces.emplace(key, static_cast<int>(pieces_.size()));
+      if (is_new) {
+        const at::Tensor flat = tensor.detach().as_strided({span.end - span.begin}, {1}, span.begin);
+        Piece piece{store_flat(flat, format, file), {}};
+        if (!piece.stored) piece.plain = flat;
+        pieces_.push_back(std::move(piece));
+      }
+      view = {known->second, tensor.sizes().vec(), tensor.strides().vec(), tensor.storage_offset() - span.begin};
+    }
+    views_.push_back(std::move(view));
+  }
+  // What comes back from a disk is what went there: the next reader need not wait for it.
+  if (format == KeepAs::kDisk) decoded_ = std::move(tensors);
+}
+
+const std::vector<at::Tensor>& StoredBoundary::read() {
+  if (!decoded_.empty()) return decoded_;
+  std::vector<at::Tensor> restored;
+  for (const Piece& piece : pieces_) restored.push_back(piece.stored ? piece.stored->restore() : piece.plain);
+  for (const View& view : views_) {
+    if (view.piece < 0) {
+      decoded_.emplace_back();
+      continue;
+    }
+    const at::Tensor& flat = restored[static_cast<std::size_t>(view.piece)];
+    decoded_.push_back(flat.as_strided(view.sizes, view.strides, flat.storage_offset() + view.offset));
+  }
+  return decoded_;
+}
+
+// One saved tensor. Whether it is a piece of the input shows when it is packed, which is always inside of the scope.
+class SavedFromBoundary::Hooks final : public autograd::SavedVariableHooks {
+ public:
+  explicit Hooks(const SavedFromBoundary& source) : source_(source) {}
+
+  void call_pack_hook(const at::Tensor& tensor) override {
+    for (std::size_t i = 0; i < source_.inputs_.size(); ++i) {
+      const Input& input = source_.inputs_[i];
+      // An input that the stage has changed is no longer what the boundary holds.
+      if (input.storage == nullptr || storage_of(tensor) != input.storage || tensor.scalar_type() != input.dtype ||
+          static_cast<std::int64_t>(tensor._version()) != input.version) {
+        continue;
+      }
+      boundary_ = source_.boundary_;
+      index_ = i;
+      dtype_ = input.dtype;
+      sizes_ = tensor.sizes().vec();
+      strides_ = tensor.strides().vec();
+      offset_ = tensor.storage_offset() - input.offset;
+      return;
+    }
+    if (source_.outer_ != nullptr) other_ = source_.outer_->make_hooks();
+    if (!other_) other_ = std::make_unique<AsItIs>();
+    other_->call_pack_hook(tensor);
+  }
+
+  at::Tensor call_unpack_hook() override {
+    if (other_) return other_->call_unpack_hook();
+    at::Tensor input = boundary_->read()[index_];
+    if (input.scalar_type() != dtype_) input = convert(input, dtype_);
+    return input.as_strided(sizes_, strides_, input.storage_offset() + offset_);
+  }
+
+ private:
+  const SavedFromBoundary& source_;
+  std::unique_ptr<autograd::SavedVariableHooks> other_;
+  std::shared_ptr<StoredBoundary> boundary_;
+  std::size_t index_ = 0;
+  at::ScalarType dtype_ = at::kFloat;
+  std::vector<std::int64_t> sizes_, strides_;
+  std::int64_t offset_ = 0;
+};
+
+SavedFromBoundary::SavedFromBoundary(std::shared_ptr<StoredBoundary> boundary, const std::vector<at::Tensor>& inputs)
+    : boundary_(std::move(boundary)), outer_(current_hook_source()), scope_(this) {
+  for (const at::Tensor& input : inputs) {
+    inputs_.push_back(
+        input.defined() ? Input{storage_of(input), input.scalar_type(), input.storage_offset(), static_cast<std::int64_t>(input._version())}
+                        : Input{});
+  }
+}
+
+std::unique_ptr<autograd::SavedVariableHooks> SavedFromBoundary::make_hooks() { return std::make_unique<Hooks>(*this); }
+
+BoundaryFormat measure_boundary_format(KeepAs format, std::int64_t boundary_bytes, const std::string& folder) {
+  constexpr std::int64_t kTotalBytes = std::int64_t{8} << 20;
+  constexpr std::int64_t kFewestRuns = 3;
+  constexpr std::int64_t kMostRuns = 64;
+  const std::int64_t num_floats = std::max<std::int64_t>(boundary_bytes / 4, 1024);
+  const std::int64_t num_runs = std::clamp(kTotalBytes / (4 * num_floats), kFewestRuns, kMostRuns);
+  const std::shared_ptr<SpillFile> file = format == KeepAs::kDisk ? std::make_shared<SpillFile>(folder) : nullptr;
+  std::int64_t encode_ns = 0;
+  std::int64_t decode_ns = 0;
+  for (std::int64_t run = -1; run < num_runs; ++run) {
+    std::vector<at::Tensor> tensors = {at::ones({num_floats}, at::kFloat)};
+    const auto start = Clock::now();
+    StoredBoundary boundary(std::move(tensors), format, file);
+    const auto stored = Clock::now();
+    boundary.drop();
+    const auto dropped = Clock::now();
+    boundary.read();
+    const auto read = Clock::now();
+    if (run < 0) continue;  // the first one makes the file grow and the kernels known
+    encode_ns += std::chrono::duration_cast<std::chrono::nanoseconds>(stored - start).count();
+    decode_ns += std::chrono::duration_cast<std::chrono::nanoseconds>(read - dropped).count();
+  }
+  const auto num_bytes = static_cast<double>(num_runs * num_floats * 4);
+  BoundaryFormat costs;
+  costs.name = format == KeepAs::kDisk ? "disk" : format == KeepAs::kFp16 ? "fp16" : "bf16";
+  costs.size_ratio = format == KeepAs::kDisk ? 0.0 : 0.5;
+  costs.encode_ns_per_byte = static_cast<double>(encode_ns) / num_bytes;
+  costs.decode_ns_per_byte = static_cast<double>(decode_ns) / num_bytes;
+  return costs;
+}
+
+}  // namespace headroom

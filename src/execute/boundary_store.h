@@ -1,0 +1,68 @@
+#pragma once
+
+// Boundaries that are held in another form than their tensors, and stages that read them.
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "execute/stored_tensor.h"
+#include "memory/engine.h"
+
+namespace headroom {
+
+/// The tensors between two stages, stored in a format. Whoever reads them gets what the format gives back, in the shapes and strides that
+/// they had.
+class StoredBoundary {
+ public:
+  /// `file` is for KeepAs::kDisk. Only floats become halves; other types stay as they are. Throws BudgetError when a disk is full.
+  StoredBoundary(std::vector<at::Tensor> tensors, KeepAs format, const std::shared_ptr<SpillFile>& file);
+
+  /// Brings the tensors back, unless they are in memory from an earlier call.
+  const std::vector<at::Tensor>& read();
+  /// Lets go of what read() brought back.
+  void drop() { decoded_.clear(); }
+
+ private:
+  struct Piece {
+    std::shared_ptr<const Stored> stored;
+    at::Tensor plain;  // where there is no other form
+  };
+  struct View {
+    int piece = -1;  // negative: an undefined tensor
+    std::vector<std::int64_t> sizes, strides;
+    std::int64_t offset = 0;  // in the piece
+  };
+
+  std::vector<Piece> pieces_;
+  std::vector<View> views_;
+  std::vector<at::Tensor> decoded_;
+};
+
+/// While the scope lives, what autograd saves of a stage's inputs is not held: it is read from the boundary again when backward needs it.
+/// Everything else is saved as it would be without the scope.
+class SavedFromBoundary final : public SavedTensorHookSource {
+ public:
+  /// `inputs` are what the stage is given: tensor i is boundary->read()[i], or the same in another type.
+  SavedFromBoundary(std::shared_ptr<StoredBoundary> boundary, const std::vector<at::Tensor>& inputs);
+
+  std::unique_ptr<torch::autograd::SavedVariableHooks> make_hooks() override;
+
+ private:
+  class Hooks;
+  struct Input {
+    const void* storage = nullptr;
+    at::ScalarType dtype = at::kFloat;
+    std::int64_t offset = 0;
+    std::int64_t version = 0;
+  };
+
+  std::shared_ptr<StoredBoundary> boundary_;
+  std::vector<Input> inputs_;
+  SavedTensorHookSource* outer_;
+  SavedTensorHookScope scope_;
+};
+
+}  // namespace headroom

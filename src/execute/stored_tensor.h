@@ -1,0 +1,68 @@
+#pragma once
+
+// The forms in which a tensor's elements wait for backward.
+
+#include <headroom/execute/keep_as.h>
+
+#include <ATen/core/Tensor.h>
+#include <torch/csrc/autograd/saved_variable_hooks.h>
+
+#include <cstdint>
+#include <memory>
+
+#include "execute/spill_file.h"
+
+namespace headroom {
+
+/// Elements in another form, in the order in which they lie in memory. Several holders may share them, in several shapes.
+class Stored {
+ public:
+  virtual ~Stored() = default;
+  /// A flat tensor of all elements, in their own type and on their own device.
+  virtual at::Tensor restore() const = 0;
+  virtual std::int64_t num_bytes() const = 0;
+  virtual at::Tensor flat_half() const { return {}; }  ///< the halves themselves, where that is what is stored
+};
+
+class InHalf final : public Stored {
+ public:
+  InHalf(at::ScalarType dtype, at::Tensor flat_half);
+  at::Tensor restore() const override;
+  std::int64_t num_bytes() const override;
+  at::Tensor flat_half() const override { return half_; }
+
+ private:
+  at::ScalarType dtype_;
+  at::Tensor half_;
+};
+
+class OnDisk final : public Stored {
+ public:
+  OnDisk(const at::Tensor& flat, std::shared_ptr<SpillFile> file);
+  ~OnDisk() override;
+  at::Tensor restore() const override;
+  std::int64_t num_bytes() const override;
+
+ private:
+  std::shared_ptr<SpillFile> file_;
+  at::TensorOptions options_;
+  std::int64_t num_elements_;
+  std::size_t num_bytes_;
+  std::int64_t offset_ = 0;
+};
+
+/// `flat` in the form that `format` gives to its type; null when that is the form it has. `file` is for KeepAs::kDisk.
+std::shared_ptr<const Stored> store_flat(const at::Tensor& flat, KeepAs format, const std::shared_ptr<SpillFile>& file);
+
+/// One saved tensor that is kept as usual. With hooks in place LibTorch leaves the check of versions to us.
+class AsItIs final : public torch::autograd::SavedVariableHooks {
+ public:
+  void call_pack_hook(const at::Tensor& tensor) override;
+  at::Tensor call_unpack_hook() override;
+
+ private:
+  at::Tensor tensor_;
+  std::int64_t version_ = 0;
+};
+
+}  // namespace headroom
