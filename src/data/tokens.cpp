@@ -126,6 +126,7 @@ class Crops final : public Dataset {
       : tokens_(std::move(tokens)), length_(length), vocabulary_(vocabulary), num_samples_(num_samples), in_order_(in_order), seed_(seed) {}
 
   std::int64_t size() const override { return num_samples_; }
+  bool draws_anew() const override { return !in_order_; }
 
   MicroBatch load(c10::ArrayRef<std::int64_t> indices) const override {
     const auto count = static_cast<std::int64_t>(indices.size());

@@ -41,6 +41,7 @@ std::int64_t Trainer::State::window_batch() const {
 Grouping Trainer::State::grouping() const {
   Grouping grouping;
   grouping.num_samples = train_data->size();
+  grouping.draws_anew = train_data->draws_anew();
   // Without a global batch, the micro-batch and the schedule that the user gave make the window, however the plan splits it.
   grouping.micro_batch = arguments.global_batch_size > 0 ? 1 : arguments.fixed_micro_batch();
   grouping.global_batch = arguments.global_batch_size;

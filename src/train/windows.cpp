@@ -41,6 +41,8 @@ void WindowWalk::start_epoch(std::int64_t epoch) {
   epoch_ = epoch;
   windows_done_ = 0;
   order_ = epoch_order(grouping_.num_samples, grouping_.shuffle, grouping_.seed, epoch);
+  if (!grouping_.draws_anew) return;
+  for (std::int64_t& sample : order_) sample += epoch * grouping_.num_samples;
 }
 
 std::vector<std::int64_t> WindowWalk::next() {

@@ -11,7 +11,8 @@ namespace headroom {
 
 /// How samples are grouped. Exactly one of `global_batch` and `schedule` decides a window's size.
 struct Grouping {
-  std::int64_t num_samples = 0;
+  std::int64_t num_samples = 0;   ///< of an epoch
+  bool draws_anew = false;        ///< as of the data set
   std::int64_t micro_batch = 1;   ///< most samples in memory at once
   std::int64_t global_batch = 0;  ///< samples of a window; 0: micro_batch x schedule's steps
   AccumulationSchedule schedule;

@@ -93,6 +93,8 @@ TEST_F(TokensTest, CropsAreRandomButTheSameForASeed) {
   EXPECT_EQ(batch.num_items, 32);
   EXPECT_TRUE(torch::equal(batch.inputs[0][3], data->load({999}).inputs[0][0]));
   EXPECT_FALSE(torch::equal(batch.inputs[0], make_random_crops(tokens, 8, 256, 1000, 4)->load({0, 1, 2, 999}).inputs[0]));
+  EXPECT_TRUE(data->draws_anew());
+  EXPECT_FALSE(torch::equal(batch.inputs[0], data->load({1000, 1001, 1002, 1999}).inputs[0])) << "the next epoch has crops of its own";
   // Every start is reached, the last one included, and none beyond.
   std::vector<std::int64_t> indices(1000);
   for (std::size_t i = 0; i < indices.size(); ++i) indices[i] = static_cast<std::int64_t>(i);

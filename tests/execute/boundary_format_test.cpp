@@ -124,7 +124,9 @@ Outcome run_model(const ModelCase& which, const RunOptions& run) {
       const char* operation = operation_name(outcome.plan.operations[i].kind);
       EXPECT_LE(live, planned + kScalarBytes) << which.name << " after operation " << i << " (" << operation << ")";
       // In half precision small inputs are kept as they are, and counted; those of a stored boundary need not be.
-      if (!run.half) EXPECT_GE(live, planned - kScalarBytes) << which.name << " after operation " << i << " (" << operation << ")";
+      if (!run.half) {
+        EXPECT_GE(live, planned - kScalarBytes) << which.name << " after operation " << i << " (" << operation << ")";
+      }
     };
   }
   Executor executor(model.chain, options);
@@ -132,7 +134,9 @@ Outcome run_model(const ModelCase& which, const RunOptions& run) {
   if (run.format) {
     EXPECT_LE(meter.peak_bytes() - before, outcome.plan.peak_bytes) << which.name;
     // Plans assume that every backward reads its input again; a stage that does not need it there spares that.
-    if (!run.half) EXPECT_GE(meter.peak_bytes() - before, outcome.plan.peak_bytes - largest_boundary_bytes) << which.name;
+    if (!run.half) {
+      EXPECT_GE(meter.peak_bytes() - before, outcome.plan.peak_bytes - largest_boundary_bytes) << which.name;
+    }
   }
   EXPECT_EQ(meter.live_bytes(), before) << "a leak";
   for (const at::Tensor& parameter : model.chain.parameters()) outcome.tensors.push_back(parameter.grad().clone());

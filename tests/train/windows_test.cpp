@@ -88,6 +88,19 @@ TEST(Windows, AnEpochHoldsEverySampleOnceAndEpochsDiffer) {
   EXPECT_NE(epochs[0], epochs[1]);
 }
 
+TEST(Windows, WhereSamplesAreDrawnAnewNoEpochSeesThoseOfAnother) {
+  Grouping grouping = grouping_of(21, 4, 2);
+  grouping.draws_anew = true;
+  grouping.shuffle = true;
+  WindowWalk walk(grouping);
+  std::set<std::int64_t> seen;
+  for (int window = 0; window < 9; ++window) {
+    for (const std::int64_t sample : walk.next()) seen.insert(sample);
+  }
+  EXPECT_EQ(seen.size(), 63U);
+  EXPECT_EQ(*seen.rbegin(), 62);
+}
+
 TEST(Windows, SeekingIsTheSameAsWalking) {
   Grouping grouping = grouping_of(21, 2, {{0, 2}, {1, 3}, {3, 1}});
   grouping.shuffle = true;

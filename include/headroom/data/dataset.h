@@ -15,7 +15,11 @@ class Dataset {
  public:
   virtual ~Dataset() = default;
 
+  /// Of one epoch.
   virtual std::int64_t size() const = 0;
+
+  /// True: each epoch has samples of its own, and epoch e reads the numbers from e x size() on. False: every epoch reads the same.
+  virtual bool draws_anew() const { return false; }
 
   /// The samples `indices` as one micro-batch, in that order.
   virtual MicroBatch load(c10::ArrayRef<std::int64_t> indices) const = 0;

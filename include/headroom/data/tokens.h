@@ -52,7 +52,8 @@ Tokens open_text_file(const std::string& path, const Tokenizer& tokenizer);
 Tokens part_of(Tokens tokens, std::int64_t begin, std::int64_t end);
 
 /// `num_samples` crops of length + 1 tokens: inputs (B, length), and targets one place further on. Where crop i starts depends on the seed
-/// and i alone. Throws DataError when the source is shorter than a crop; loading throws it for a token that is not below `vocabulary`.
+/// and i alone; each epoch draws new ones, so that a model does not learn the places of a few cuts. Throws DataError when the source is
+/// shorter than a crop; loading throws it for a token that is not below `vocabulary`.
 std::unique_ptr<Dataset> make_random_crops(Tokens tokens, std::int64_t length, std::int64_t vocabulary, std::int64_t num_samples,
                                            std::uint64_t seed);
 
