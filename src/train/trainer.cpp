@@ -88,7 +88,7 @@ Trainer::Trainer(TrainingArguments arguments, Chain chain, std::shared_ptr<const
     executor_options.boundary_formats = {KeepAs::kDisk};
     executor_options.spill_dir = state.arguments.spill_dir;
   }
-  executor_options.on_operation = [this](std::size_t operation) { state_->record_operation(operation); };
+  executor_options.on_operation = [this](std::size_t operation) { state_->timeline.record(operation, state_->has_planned_size); };
   state.executor = std::make_unique<Executor>(state.chain, std::move(executor_options));
   state.loader = std::make_unique<MicroBatchLoader>([this](c10::ArrayRef<std::int64_t> indices) { return state_->load(indices); },
                                                     state.arguments.dataloader_num_workers > 0);
@@ -196,9 +196,14 @@ TrainResults Trainer::train() {
     const std::vector<std::int64_t> samples = walk.next();
     const double learning_rate = scheduler.learning_rate();
     const bool records = state.plan.is_predicted && state.position.global_step == first_step;
-    if (records) state.start_timeline();
+    if (records) state.timeline.start();
     const Update update = state.step_within_budget(samples, scheduler);
-    if (records) state.finish_timeline();
+    if (records) {
+      state.timeline.finish();
+      write_file_atomically(arguments.output_dir + "/plan.json",
+                            to_json(state.plan).set("timeline", state.timeline.points()).dump() + "\n");
+      write_file_atomically(arguments.output_dir + "/trace.json", state.timeline.trace(state.plan).dump() + "\n");
+    }
     const double seconds = seconds_since(step_started);
     ++state.position.global_step;
     if (update.applied) state.position.loss_sum += update.loss;
@@ -239,44 +244,6 @@ TrainResults Trainer::train() {
   results.eval = last_eval;
   write_file_atomically(arguments.output_dir + "/train_results.json", to_json(results).dump() + "\n");
   return results;
-}
-
-void Trainer::State::start_timeline() {
-  timeline.clear();
-  highest_timeline.clear();
-  records_timeline = true;
-}
-
-void Trainer::State::record_operation(std::size_t operation) {
-  if (!records_timeline || !has_planned_size) return;
-  if (operation == 0) keep_highest_timeline();  // the next micro-batch began
-  timeline.push_back({operation, MemoryMeter::instance().use()});
-}
-
-void Trainer::State::keep_highest_timeline() {
-  const auto most = [](const std::vector<TimelinePoint>& points) {
-    std::int64_t bytes = -1;
-    for (const TimelinePoint& point : points) bytes = std::max(bytes, point.use.live_bytes);
-    return bytes;
-  };
-  if (most(timeline) > most(highest_timeline)) highest_timeline.swap(timeline);
-  timeline.clear();
-}
-
-void Trainer::State::finish_timeline() {
-  records_timeline = false;
-  keep_highest_timeline();
-  Json points = Json::array();
-  for (const TimelinePoint& point : highest_timeline) {
-    Json owners = Json::object();
-    for (std::size_t owner = 0; owner < kNumOwners; ++owner)
-      owners.set(owner_name(static_cast<Owner>(owner)), point.use.live_by_owner[owner]);
-    points.push(Json::object()
-                    .set("operation", static_cast<std::int64_t>(point.operation))
-                    .set("live_bytes", point.use.live_bytes)
-                    .set("by_owner", owners));
-  }
-  write_file_atomically(arguments.output_dir + "/plan.json", to_json(plan).set("timeline", points).dump() + "\n");
 }
 
 void Trainer::State::log_metrics(JsonLines& metrics, TensorBoardWriter& board, const Update& update, double epochs, double learning_rate,

@@ -17,6 +17,7 @@
 
 #include "train/shape_bucket.h"
 #include "train/snapshot.h"
+#include "train/timeline.h"
 #include "train/windows.h"
 
 #include <functional>
@@ -148,19 +149,8 @@ struct Trainer::State {
   // Calls `make`, which plans; when nothing fits, saves the last good state and throws BudgetError.
   void plan_or_save(const std::function<void()>& make);
 
-  // Bytes by owner after every operation of one micro-batch of a step, for plan.json: of the one that held most.
-  struct TimelinePoint {
-    std::size_t operation;
-    MemoryUse use;
-  };
-  std::vector<TimelinePoint> timeline, highest_timeline;
-  bool records_timeline = false;
-  bool has_planned_size = false;  // the micro-batch in progress: a smaller one may have other operations than plan.json shows
-
-  void start_timeline();
-  void record_operation(std::size_t operation);
-  void keep_highest_timeline();
-  void finish_timeline();
+  Timeline timeline;              // of the first step, for plan.json and trace.json
+  bool has_planned_size = false;  // the micro-batch in progress
 
   MicroBatch probe_batch(std::int64_t size) const;
 

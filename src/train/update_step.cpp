@@ -109,6 +109,7 @@ Trainer::State::Undo Trainer::State::remember() const {
 void Trainer::State::undo_step(const Undo& undo) {
   release_failed_backward();
   loader->clear();
+  if (timeline.is_recording()) timeline.start();  // the step is made again, by another plan
   clear_gradients();
   undo.random.restore();
   const torch::NoGradGuard no_grad;

@@ -341,7 +341,17 @@ TEST_F(TrainerTest, AMemoryBudgetIsKeptAndChangesNoNumber) {
   EXPECT_GT(planned.recomputed_forward_fraction, 0.0);
   EXPECT_EQ(planned.weights_sha256, free.weights_sha256);
   EXPECT_EQ(planned.num_recoveries, 0);
-  EXPECT_TRUE(std::filesystem::exists(folder_ / "planned/plan.json"));
+  const auto timeline = nlohmann::json::parse(read_file(folder_ / "planned/plan.json")).at("timeline");
+  const auto events = nlohmann::json::parse(read_file(folder_ / "planned/trace.json")).at("traceEvents");
+  ASSERT_EQ(events.size(), 2 * timeline.size()) << "an operation and its bytes";
+  std::int64_t most = 0;
+  for (std::size_t i = 0; i < timeline.size(); ++i) {
+    most = std::max(most, timeline[i].at("live_bytes").get<std::int64_t>());
+    EXPECT_EQ(events[2 * i + 1].at("args"), timeline[i].at("by_owner"));
+  }
+  EXPECT_GT(most, 0);
+  EXPECT_LE(most, planned.peak_memory_bytes);
+  EXPECT_EQ(events.back().at("args").at("gradients"), events[events.size() - 3].at("args").at("weights")) << "all gradients are there";
 }
 
 TEST_F(TrainerTest, EvaluatesLossAndAccuracy) {
