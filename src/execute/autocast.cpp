@@ -19,23 +19,17 @@
 namespace headroom {
 namespace {
 
-#if !HEADROOM_TORCH_AT_LEAST(2, 0)
-// The oneDNN of LibTorch 1.x (2.6) multiplies by AMX wherever the CPU has it, but on tiles that it has not configured: the program dies by
-// an illegal instruction, with the system's permission or without. oneDNN reads this limit at its first product, so it is set while the
-// program is loaded, unless the user has decided.
+// oneDNN, in LibTorch 1.13 and 2.6 alike, multiplies by AMX wherever the CPU has it, but was seen to do so on tiles that it has not
+// configured: the program dies by an illegal instruction, with the system's permission or without. oneDNN reads this limit at its first
+// product, so it is set while the program is loaded, unless the user has decided.
 const bool kOneDnnIsLimited = []() { return setenv("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16", /*overwrite=*/0) == 0; }();
-#endif
 
 // Whether a product in bf16 can be tried without ending the program.
 bool products_are_safe() {
-#if HEADROOM_TORCH_AT_LEAST(2, 0)
-  return true;
-#else
   const char* limit = std::getenv("ONEDNN_MAX_CPU_ISA");
   const bool allows_amx = limit == nullptr || std::string(limit).find("AMX") != std::string::npos || std::string(limit) == "ALL" ||
                           std::string(limit) == "DEFAULT";
   return !half_instructions().amx_bf16 || !allows_amx;
-#endif
 }
 
 // Buffers of the probe are no tensors of the run: they are outside of the meter, and whatever the products themselves allocate must not
