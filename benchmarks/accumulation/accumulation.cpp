@@ -24,6 +24,7 @@
 #include <vector>
 
 #include "support/transformer.h"
+#include "timing.h"
 
 namespace {
 
@@ -77,11 +78,7 @@ double seconds(const std::function<void()>& work) {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 }
 
-double median(std::vector<double> values) {
-  const auto middle = values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2);
-  std::nth_element(values.begin(), middle, values.end());
-  return *middle;
-}
+using headroom::benchmark::median;
 
 struct Way {
   std::string name;

@@ -12,6 +12,7 @@
 #include <functional>
 
 #include "support/transformer.h"
+#include "timing.h"
 
 namespace {
 
@@ -24,10 +25,7 @@ double seconds(const std::function<void()>& work) {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 }
 
-double median(std::vector<double> values) {
-  std::nth_element(values.begin(), values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2), values.end());
-  return values[values.size() / 2];
-}
+using headroom::benchmark::median;
 
 void compare(const char* name, int num_rounds, c10::Allocator* metered, const std::function<void()>& work) {
   std::vector<double> ours, theirs;

@@ -15,6 +15,7 @@
 #include <string>
 
 #include "support/transformer.h"
+#include "timing.h"
 
 namespace {
 
@@ -30,10 +31,7 @@ double seconds(const std::function<void()>& work) {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 }
 
-double median(std::vector<double> values) {
-  std::nth_element(values.begin(), values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2), values.end());
-  return values[values.size() / 2];
-}
+using headroom::benchmark::median;
 
 double fastest(const std::vector<double>& values) { return *std::min_element(values.begin(), values.end()); }
 

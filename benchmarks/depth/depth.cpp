@@ -24,6 +24,8 @@
 #include <string>
 #include <vector>
 
+#include "timing.h"
+
 namespace {
 
 using namespace headroom;
@@ -35,10 +37,7 @@ struct Entry {
   std::int64_t activation_bytes = 0;
 };
 
-double median(std::vector<double> values) {
-  std::sort(values.begin(), values.end());
-  return values[values.size() / 2];
-}
+using headroom::benchmark::median;
 
 }  // namespace
 

@@ -14,6 +14,8 @@
 #include <string>
 #include <vector>
 
+#include "timing.h"
+
 namespace {
 
 constexpr const char* kData = "/usr/share/datasets/fashion-mnist";
@@ -54,10 +56,7 @@ double theirs(const char* loop, const Setting& setting, int updates, int threads
   return samples_per_second;
 }
 
-double median(std::vector<double> values) {
-  std::sort(values.begin(), values.end());
-  return values[values.size() / 2];
-}
+using headroom::benchmark::median;
 
 }  // namespace
 

@@ -27,17 +27,14 @@
 #include <vector>
 
 #include "gpt/pytorch_process.h"
+#include "timing.h"
 
 namespace {
 
 using namespace headroom;
 
-double now() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
-
-double median(std::vector<double> values) {
-  std::sort(values.begin(), values.end());
-  return values.empty() ? 0.0 : values[values.size() / 2];
-}
+using headroom::benchmark::median;
+using headroom::benchmark::now;
 
 struct Case {
   std::string name;

@@ -18,6 +18,7 @@
 #include "headroom/core/runtime.h"
 #include "headroom/memory/meter.h"
 #include "headroom/optim/factory.h"
+#include "timing.h"
 
 namespace {
 
@@ -38,10 +39,7 @@ double milliseconds(const std::function<void()>& run) {
   return std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - start).count();
 }
 
-double median(std::vector<double> values) {
-  std::nth_element(values.begin(), values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2), values.end());
-  return values[values.size() / 2];
-}
+using headroom::benchmark::median;
 
 __attribute__((target_clones("avx512f", "avx2", "default"))) void stream(std::int64_t count, float* p, const float* g, float* m, float* v) {
   for (std::int64_t i = 0; i < count; ++i) {

@@ -26,6 +26,8 @@
 #include <string>
 #include <vector>
 
+#include "timing.h"
+
 namespace {
 
 using namespace headroom;
@@ -38,12 +40,8 @@ struct Variant {
 };
 const Variant kVariants[] = {{"fp32", std::nullopt}, {"bf16", at::kBFloat16}, {"fp16", at::kHalf}};
 
-double now() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
-
-double median(std::vector<double> values) {
-  std::sort(values.begin(), values.end());
-  return values.empty() ? 0.0 : values[values.size() / 2];
-}
+using headroom::benchmark::median;
+using headroom::benchmark::now;
 
 std::int64_t live_activations() { return MemoryMeter::instance().use().live_by_owner[static_cast<std::size_t>(Owner::kActivations)]; }
 
