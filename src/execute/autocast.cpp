@@ -19,9 +19,9 @@
 namespace headroom {
 namespace {
 
-// oneDNN, in LibTorch 1.13 and 2.6 alike, multiplies by AMX wherever the CPU has it, but was seen to do so on tiles that it has not
-// configured: the program dies by an illegal instruction, with the system's permission or without. oneDNN reads this limit at its first
-// product, so it is set while the program is loaded, unless the user has decided.
+// Where the CPU has AMX, oneDNN's products in bf16 were seen to end the program by an illegal instruction, in LibTorch 1.13 (at `tilezero`,
+// although the system had given its permission) and in 2.6; with this limit they do not. oneDNN reads it at its first product, so it is
+// set while the program is loaded, unless the user has decided.
 const bool kOneDnnIsLimited = []() { return setenv("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16", /*overwrite=*/0) == 0; }();
 
 // Whether a product in bf16 can be tried without ending the program.
