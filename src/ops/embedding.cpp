@@ -42,7 +42,8 @@ struct EmbeddingFunction : torch::autograd::Function<EmbeddingFunction> {
   static variable_list backward(AutogradContext* ctx, variable_list grads) {
     ops::check_differentiated_once("token_position_embedding");
     const variable_list saved = ctx->get_saved_variables();
-    const at::Tensor tokens = saved[0], dy = grads[0].contiguous();
+    const at::Tensor& tokens = saved[0];
+    const at::Tensor dy = grads[0].contiguous();
     const std::int64_t length = tokens.size(1), width = dy.size(2);
     const ops::ParameterGrad dtoken(saved[1], ctx->needs_input_grad(1)), dposition(saved[2], ctx->needs_input_grad(2));
     if (dy.is_meta()) return {{}, dtoken.returned, dposition.returned};
