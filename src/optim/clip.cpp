@@ -4,6 +4,7 @@
 
 #include <headroom/core/error.h>
 
+#include <ATen/ATen.h>
 #include <ATen/Dispatch.h>
 
 #include <algorithm>
