@@ -55,10 +55,6 @@ class GlooCommunicator final : public Communicator {
   std::int64_t rank() const override { return rank_; }
   std::int64_t size() const override { return size_; }
 
-  std::int64_t scratch_bytes(const std::vector<at::Tensor>& tensors) const override {
-    return std::max(packed_bytes(tensors, Wire::kNumbers), packed_bytes(tensors, Wire::kBytes));
-  }
-
   void sum(const std::vector<at::Tensor>& tensors, const at::Tensor& scratch) override {
     run("summing tensors", [&] { exchange_packed(tensors, Wire::kNumbers, scratch, [this](at::Tensor& flat) { sum_flat(flat); }); });
   }

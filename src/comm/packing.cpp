@@ -1,5 +1,7 @@
 #include "comm/packing.h"
 
+#include <headroom/comm/communicator.h>
+
 #include <torch/torch.h>
 
 #include <algorithm>
@@ -19,10 +21,10 @@ at::ScalarType wire_type(const at::Tensor& tensor, Wire wire) {
 
 bool is_empty(const at::Tensor& tensor) { return !tensor.defined() || tensor.numel() == 0; }
 
-// Same memory, one dimension.
+// Same memory, one dimension. It does not own the memory: whoever exchanges it may let go of it late, on a thread of its own.
 at::Tensor flat_view(const at::Tensor& dense, Wire wire) {
   if (wire == Wire::kBytes) return at::from_blob(dense.data_ptr(), {static_cast<std::int64_t>(dense.nbytes())}, at::kByte);
-  return dense.detach().as_strided({dense.numel()}, {1});
+  return at::from_blob(dense.data_ptr(), {dense.numel()}, dense.scalar_type());
 }
 
 bool travels_alone(const at::Tensor& tensor, Wire wire) {
@@ -86,6 +88,10 @@ std::int64_t packed_bytes(const std::vector<at::Tensor>& tensors, Wire wire) {
     bytes += aligned(count * static_cast<std::int64_t>(c10::elementSize(type)));
   }
   return std::min(bytes, kMostScratchBytes);
+}
+
+std::int64_t exchange_scratch_bytes(const std::vector<at::Tensor>& tensors, std::int64_t num_ranks) {
+  return num_ranks == 1 ? 0 : std::max(packed_bytes(tensors, Wire::kNumbers), packed_bytes(tensors, Wire::kBytes));
 }
 
 void exchange_packed(const std::vector<at::Tensor>& tensors, Wire wire, at::Tensor scratch,

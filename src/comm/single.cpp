@@ -10,7 +10,6 @@ class SingleCommunicator final : public Communicator {
  public:
   std::int64_t rank() const override { return 0; }
   std::int64_t size() const override { return 1; }
-  std::int64_t scratch_bytes(const std::vector<at::Tensor>& /*tensors*/) const override { return 0; }
   void sum(const std::vector<at::Tensor>& /*tensors*/, const at::Tensor& /*scratch*/) override {}
   void broadcast(const std::vector<at::Tensor>& /*tensors*/, const at::Tensor& /*scratch*/) override {}
   std::string broadcast_bytes(const std::string& bytes) override { return bytes; }

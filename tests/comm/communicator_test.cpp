@@ -74,8 +74,8 @@ TEST(Communicator, ManySmallTensorsNeedOneMebibyteAndNoMore) {
   expect_no_errors(run_ranks(2, [](Communicator& comm) {
     std::vector<at::Tensor> tensors;
     for (int i = 0; i < 40; ++i) tensors.push_back(torch::full({30000}, static_cast<float>(i)));  // 117 KiB each
-    EXPECT_EQ(comm.scratch_bytes(tensors), 1 << 20);
-    EXPECT_EQ(comm.scratch_bytes({tensors[0], torch::ones({1 << 20})}), 120000);
+    EXPECT_EQ(exchange_scratch_bytes(tensors, 2), 1 << 20);
+    EXPECT_EQ(exchange_scratch_bytes({tensors[0], torch::ones({1 << 20})}, 2), 120000);
     const at::Tensor scratch = torch::empty({1 << 20}, torch::kByte);
     comm.sum(tensors, scratch);
     for (int i = 0; i < 40; ++i) EXPECT_TRUE(tensors[static_cast<std::size_t>(i)].eq(2 * i).all().item<bool>()) << i;
@@ -112,7 +112,7 @@ TEST(Communicator, TheOnlyRankChangesNothing) {
   comm->sum({tensor});
   comm->broadcast({tensor});
   EXPECT_TRUE(tensor.eq(1).all().item<bool>());
-  EXPECT_EQ(comm->scratch_bytes({tensor}), 0);
+  EXPECT_EQ(exchange_scratch_bytes({tensor}, 1), 0);
   EXPECT_EQ(comm->gather("a"), std::vector<std::string>{"a"});
   EXPECT_EQ(comm->max(4), 4);
 }

@@ -11,7 +11,7 @@
 
 namespace headroom {
 
-/// Ranks talking to each other. Every method but rank(), size(), scratch_bytes() and leave() is collective: all ranks call the same methods
+/// Ranks talking to each other. Every method but rank(), size() and leave() is collective: all ranks call the same methods
 /// in the same order, with tensors of the same sizes and types. A call that cannot be finished (a rank ended, was killed, or did not
 /// answer in time) throws CommError and leaves the group, so that the other ranks fail at once instead of waiting. Tensors are in an
 /// undefined state then. Not thread-safe.
@@ -26,12 +26,9 @@ class Communicator {
   virtual std::int64_t size() const = 0;
   bool is_first() const { return rank() == 0; }
 
-  /// Bytes of scratch memory that sum() and broadcast() use for these tensors: at most 1 MiB.
-  virtual std::int64_t scratch_bytes(const std::vector<at::Tensor>& tensors) const = 0;
-
   /// Replaces every tensor by its sum over the ranks, in place; the result is the same on all of them, bit for bit. Large tensors are
-  /// summed where they are, small ones travel together in `scratch`, a tensor of at least scratch_bytes() bytes (at::kByte), which is
-  /// allocated when it is undefined. bf16 is summed in fp32.
+  /// summed where they are, small ones travel together in `scratch`, a tensor of at least exchange_scratch_bytes() bytes (at::kByte), which
+  /// is allocated when it is undefined. bf16 is summed in fp32.
   virtual void sum(const std::vector<at::Tensor>& tensors, const at::Tensor& scratch = {}) = 0;
 
   /// Replaces every tensor by rank 0's, in place. Scratch memory as for sum().
@@ -53,6 +50,9 @@ class Communicator {
   /// for a reason that the others do not know.
   virtual void leave() noexcept = 0;
 };
+
+/// Bytes of scratch memory that sum() and broadcast() of so many ranks use for these tensors: at most 1 MiB, and none for one rank.
+std::int64_t exchange_scratch_bytes(const std::vector<at::Tensor>& tensors, std::int64_t num_ranks);
 
 /// The only rank: sums and broadcasts leave everything as it is.
 std::unique_ptr<Communicator> make_single_communicator();
