@@ -135,7 +135,7 @@ class GlooCommunicator final : public Communicator {
     char* mine = slots.data() + stride * static_cast<std::size_t>(rank_);
     const std::uint64_t length = bytes.size();
     std::memcpy(mine, &length, sizeof(length));
-    std::memcpy(mine + sizeof(length), bytes.data(), std::min(bytes.size(), slot_bytes));
+    std::copy_n(bytes.begin(), std::min(bytes.size(), slot_bytes), mine + sizeof(length));
     at::Tensor view = at::from_blob(slots.data(), {static_cast<std::int64_t>(slots.size())}, at::kByte);
     sum_flat(view);
     std::vector<std::string> result;

@@ -12,6 +12,7 @@
 #include "support/rank_processes.h"
 #include "train/budget_runs.h"
 #include "train/training_support.h"
+#include "train/varying_tokens.h"
 
 #include <cstdlib>
 
@@ -138,6 +139,19 @@ std::vector<float> values_of(const std::vector<at::Tensor>& tensors) {
   return values;
 }
 
+// Sequences whose length goes up and down from sample to sample, so that ranks meet different ones in the same window.
+RunCase varying_run() { return {"gpt", "n_layer=3,n_head=2,n_embd=32,block_size=64,vocab_size=64", 6, 1, "adamw"}; }
+
+std::shared_ptr<const Dataset> with_varying_lengths(std::shared_ptr<const Dataset> data) {
+  return std::make_shared<VaryingTokens>(std::move(data), [](std::int64_t sample) { return 9 + sample * sample % 56; });
+}
+
+// A single process takes one sample at a time in it, and recomputes.
+std::int64_t varying_budget(const std::string& folder) {
+  const BudgetRange range = budget_range(varying_run(), folder);
+  return range.floor_bytes + (range.ample_bytes - range.floor_bytes) / 3 + (std::int64_t{1} << 17);  // summing takes some
+}
+
 // What the ranks do, case by case. Every rank fills `found`; rank 0's also holds the losses.
 class Body {
  public:
@@ -233,6 +247,9 @@ class Body {
     train("resumed", cut, chain_of(make_noisy_network(99)), noisy_data());
   }
 
+  // Ranks measure times, and budgets that depend on them differ.
+  std::int64_t of_rank_zero(std::int64_t value) { return std::stoll(comm_->broadcast_bytes(std::to_string(value))); }
+
   // Memory runs out on the last rank alone, in the middle of a window.
   void memory_cases() {
     set_log_quiet(true);
@@ -242,10 +259,14 @@ class Body {
       arguments.nproc_per_node = comm_->size();
       return budget_range(run, arguments);
     }();
-    const std::int64_t low = range.floor_bytes + (range.ample_bytes - range.floor_bytes) / 5;
+    const std::int64_t ample = of_rank_zero(range.ample_bytes);
+    const std::int64_t low = of_rank_zero(range.floor_bytes + (range.ample_bytes - range.floor_bytes) / 5);
     memory_case("ample", run, 0, {});
     memory_case("budget", run, low, {});
-    memory_case("lowered", run, range.ample_bytes, [&](auto data) -> std::shared_ptr<const Dataset> {
+    const RunCase varying = varying_run();
+    memory_case("varying", varying, of_rank_zero(varying_budget(at("varying"))), with_varying_lengths);
+    found_["varying"]["losses"] = is_first() ? losses_of(at("varying")) : json();
+    memory_case("lowered", run, ample, [&](auto data) -> std::shared_ptr<const Dataset> {
       if (comm_->rank() + 1 < comm_->size()) return data;
       return std::make_shared<CapLoweringData>(data, 5, low);
     });
@@ -253,11 +274,14 @@ class Body {
 
   void memory_case(const std::string& name, const RunCase& run, std::int64_t budget, const PreparedRun::Wrap& wrap) {
     MemoryMeter::instance().set_cap(0);
-    PreparedRun prepared(run, arguments_of(run, budget, at(name)), wrap, comm_);
+    TrainingArguments arguments = arguments_of(run, budget, at(name));
+    arguments.report_to = "jsonl";
+    PreparedRun prepared(run, arguments, wrap, comm_);
     const TrainResults results = prepared.trainer->train();
     found_[name] = {{"sha", results.weights_sha256},
                     {"own_sha", results.weights_sha256},
                     {"recoveries", results.num_recoveries},
+                    {"plans", results.num_plans},
                     {"budget", budget},
                     {"own_peak", MemoryMeter::instance().peak_bytes()},
                     {"peak", results.peak_memory_bytes},
@@ -456,6 +480,20 @@ TEST_P(Ranks, EachRankKeepsToItsBudgetAndToThePrediction) {
   }
 }
 
+TEST_P(Ranks, ThatMeetDifferentShapesTakeTheSamePlanAndGiveTheNumbersOfOne) {
+  expect_equal_ranks("varying");
+  EXPECT_EQ(at("varying").at("recoveries"), 0) << "planned for before they ran";
+  EXPECT_GT(at("varying").at("plans").get<int>(), 1);
+  for (int rank = 0; rank < GetParam(); ++rank) EXPECT_LE(at("varying", rank).at("own_peak"), at("varying", rank).at("budget")) << rank;
+  const RunCase run = varying_run();
+  TrainingArguments arguments = arguments_of(run, at("varying").at("budget"), folder_ / "alone");
+  arguments.report_to = "jsonl";
+  PreparedRun(run, arguments, with_varying_lengths).trainer->train();
+  const json ours = at("varying").at("losses"), theirs = losses_of(arguments.output_dir);
+  ASSERT_EQ(ours.size(), theirs.size());
+  for (std::size_t i = 0; i < ours.size(); ++i) EXPECT_NEAR(ours[i].get<double>(), theirs[i].get<double>(), 1e-5) << i;
+}
+
 TEST_P(Ranks, ASnapshotOfSeveralRanksGoesOnWithOne) {
   TrainingArguments arguments = noisy_arguments(*folders / (std::to_string(GetParam()) + "/cut"));
   arguments.resume_from_checkpoint = arguments.output_dir + "/snapshot-2";
@@ -469,6 +507,21 @@ TEST(RankFailure, IsNoticedByTheOthersAndDifferentArgumentsAreRefused) {
   const TemporaryFolder folder;
   EXPECT_TRUE(run_as_ranks(2, "RankBody.DISABLED_Fails", {{"HEADROOM_TEST_FOLDER", folder.path().string()}, {"OMP_NUM_THREADS", "1"}}));
   EXPECT_FALSE(std::filesystem::exists(folder / "fire/train_results.json"));
+}
+
+// Parameters that are updated inside backward have gradients that no other rank has added to.
+TEST(RankFailure, NoPlanUpdatesInBackward) {
+  const RunCase run{"mlp", "hidden=64,layers=6", 8, 0, "adamw"};
+  const ScratchFolder folder("in_backward");
+  TrainingArguments arguments = arguments_of(run, std::int64_t{1} << 40, folder.path());
+  arguments.max_grad_norm = 0;
+  const RunPlan ample = PreparedRun(run, arguments).trainer->plan();
+  const auto& owners = ample.bytes_by_owner;
+  arguments.memory_budget_bytes =
+      owners.at("weights") + owners.at("optimizer") + owners.at("other") + owners.at("inputs") + owners.at("gradients") * 3 / 4;
+  EXPECT_TRUE(PreparedRun(run, arguments).trainer->plan().update_in_backward);
+  arguments.nproc_per_node = 2;
+  EXPECT_THROW(PreparedRun(run, arguments).trainer->plan(), BudgetError);
 }
 
 TEST(RankFailure, AskingForRanksWithoutACommunicatorIsRefused) {
