@@ -279,6 +279,7 @@ void set_argument(TrainingArguments& arguments, const std::string& name, const s
   const auto found = std::find_if(fields.begin(), fields.end(), [&](const ArgumentField& field) { return field.name == name; });
   if (found == fields.end()) {
     std::vector<std::string> names;
+    names.reserve(fields.size());
     for (const ArgumentField& field : fields) names.push_back(field.name);
     throw ConfigError(fmt::format("unknown key '{}'; did you mean '{}'?", name, nearest_name(name, names)));
   }

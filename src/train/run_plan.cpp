@@ -143,8 +143,15 @@ class RunPlanner {
         all_measured = all_measured && book_.is_measured(part.size);
         book_.measure(part.size);
       }
-      if (all_measured) return describe(found);
+      if (all_measured) return describe(without_inputs_at_update(found));
     }
+  }
+
+  // The search holds a micro-batch against the update as well, but by then it is gone.
+  static TrainingPlan without_inputs_at_update(TrainingPlan found) {
+    found.peaks.update_bytes -= found.input_bytes;
+    found.peak_bytes = std::max({found.peaks.forward_bytes, found.peaks.backward_bytes, found.peaks.update_bytes});
+    return found;
   }
 
   // Updating inside backward is the last resort: it cannot skip an update whose gradient is not finite, nor undo one.

@@ -40,6 +40,17 @@ Json to_json(const TrainingArguments& arguments) {
   return json;
 }
 
+// The other ranks must not wait for one that has failed.
+template <typename Call>
+auto leaving_on_errors(Communicator& comm, const Call& call) {
+  try {
+    return call();
+  } catch (...) {
+    comm.leave();
+    throw;
+  }
+}
+
 void warn_about_batch_norms(const Chain& chain) {
   for (std::size_t i = 0; i < chain.size(); ++i) {
     if (const auto module = chain.stage(i).module()) warn_about_batch_norm(*module, chain.stage(i).name());
@@ -105,15 +116,12 @@ RunPlan Trainer::plan() {
 }
 
 TrainResults Trainer::train() {
-  try {
-    return state_->train();
-  } catch (...) {
-    state_->comm->leave();  // the others must not wait for this rank
-    throw;
-  }
+  return leaving_on_errors(*state_->comm, [&] { return state_->train(); });
 }
 
-EvalResults Trainer::evaluate() { return state_->evaluate(); }
+EvalResults Trainer::evaluate() {
+  return leaving_on_errors(*state_->comm, [&] { return state_->evaluate(); });
+}
 
 TrainResults Trainer::State::train() {
   begin();

@@ -263,6 +263,7 @@ class Body {
     const std::int64_t low = of_rank_zero(range.floor_bytes + (range.ample_bytes - range.floor_bytes) / 5);
     memory_case("ample", run, 0, {});
     memory_case("budget", run, low, {});
+    memory_case("update", {"mlp", "hidden=64", 4 * comm_->size(), 0, "adamw"}, std::int64_t{1200} << 10, {});
     const RunCase varying = varying_run();
     memory_case("varying", varying, of_rank_zero(varying_budget(at("varying"))), with_varying_lengths);
     found_["varying"]["losses"] = is_first() ? losses_of(at("varying")) : json();
@@ -472,11 +473,13 @@ TEST_P(Ranks, EachRankKeepsToItsBudgetAndToThePrediction) {
   expect_equal_ranks("budget");
   EXPECT_EQ(at("budget").at("sha"), at("ample").at("sha"));
   EXPECT_GT(at("budget").at("recomputed").get<double>(), 0.0);
-  for (int rank = 0; rank < GetParam(); ++rank) {
-    const json& run = at("budget", rank);
-    EXPECT_LE(run.at("own_peak"), run.at("budget")) << rank;
-    EXPECT_EQ(run.at("own_peak"), run.at("predicted")) << rank;
-    EXPECT_EQ(run.at("peak"), run.at("predicted")) << rank;
+  for (const char* name : {"budget", "update"}) {  // in the second one, summing gradients is the peak
+    for (int rank = 0; rank < GetParam(); ++rank) {
+      const json& run = at(name, rank);
+      EXPECT_LE(run.at("own_peak"), run.at("budget")) << name << " on rank " << rank;
+      EXPECT_EQ(run.at("own_peak"), run.at("predicted")) << name << " on rank " << rank;
+      EXPECT_EQ(run.at("peak"), run.at("predicted")) << name << " on rank " << rank;
+    }
   }
 }
 
