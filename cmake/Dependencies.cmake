@@ -16,6 +16,16 @@ endif()
 find_library(SENTENCEPIECE_LIBRARY sentencepiece)
 find_path(SENTENCEPIECE_INCLUDE_DIR sentencepiece_processor.h)
 
+# Whether this LibTorch can connect ranks, and the headers for that are there.
+get_target_property(TORCH_DEFINITIONS torch_cpu INTERFACE_COMPILE_DEFINITIONS)
+find_path(GLOO_INCLUDE_DIR gloo/transport/device.h)
+set(HEADROOM_HAS_GLOO OFF)
+if("${TORCH_DEFINITIONS}" MATCHES "USE_C10D_GLOO" AND GLOO_INCLUDE_DIR)
+  set(HEADROOM_HAS_GLOO ON)
+else()
+  message(WARNING "LibTorch's Gloo was not found (Debian: libgloo-dev): training on several ranks is left out")
+endif()
+
 # The OpenMP flavour of OpenBLAS shares LibTorch's thread pool; any other flavour makes two pools fight and a step 2-3x slower. The three
 # files are linked before torch with an rpath to their own folder, so that they are loaded first whatever the system's alternatives say.
 find_path(HEADROOM_OPENBLAS_DIR libopenblas.so.0

@@ -5,6 +5,7 @@
 #include <headroom/data/tokens.h>
 #include <headroom/model/zoo.h>
 
+#include <cstdint>
 #include <functional>
 #include <memory>
 #include <set>
@@ -34,14 +35,15 @@ class ArgumentFlags {
   std::unique_ptr<Values> values_;
 };
 
-/// A model of the zoo with its data, as the arguments say. Weights are made from arguments.seed, under the budget's cap.
+/// A model of the zoo with its data, as the arguments say. Weights are made from arguments.seed, under the budget's cap. Cores are shared
+/// with the other ranks of this machine.
 struct Task {
   ZooModel model;
   std::shared_ptr<const Dataset> train_data;
   std::shared_ptr<const Dataset> eval_data;    ///< null where there is none
   std::shared_ptr<const Tokenizer> tokenizer;  ///< of text; null for other data
 };
-Task make_task(const TrainingArguments& arguments);
+Task make_task(const TrainingArguments& arguments, std::int64_t num_local_ranks = 1);
 
 /// One subcommand: its flags, and what to do, as an exit code.
 using Command = std::function<int()>;

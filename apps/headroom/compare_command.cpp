@@ -120,6 +120,7 @@ Command add_compare_command(CLI::App& app) {
   auto flags = std::make_shared<ArgumentFlags>(*command);
   return [flags] {
     const TrainingArguments arguments = flags->arguments();
+    if (arguments.nproc_per_node > 1) throw ConfigError("compare runs in one process: leave --nproc_per_node out, or use headroom train");
     set_log_quiet(arguments.disable_tqdm || arguments.json);
     std::vector<Outcome> outcomes;
     for (const Variant& variant : make_variants(arguments)) {

@@ -13,7 +13,8 @@ Command add_estimate_command(CLI::App& app) {
   auto flags = std::make_shared<ArgumentFlags>(*command);
   return [flags] {
     const TrainingArguments arguments = flags->arguments();
-    configure_threads(static_cast<int>(arguments.num_threads));  // each thread has scratch memory of its own
+    configure_threads(static_cast<int>(arguments.num_threads),
+                      static_cast<int>(arguments.nproc_per_node));  // each thread has scratch memory of its own
     const Estimate result = estimate(arguments);
     fmt::print("{}", arguments.json ? to_json(result).dump() + "\n" : to_text(result));
     return 0;

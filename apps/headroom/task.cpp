@@ -95,8 +95,8 @@ void open_data(const TrainingArguments& arguments, Task& task) {
 
 }  // namespace
 
-Task make_task(const TrainingArguments& arguments) {
-  configure_threads(static_cast<int>(arguments.num_threads));
+Task make_task(const TrainingArguments& arguments, std::int64_t num_local_ranks) {
+  configure_threads(static_cast<int>(arguments.num_threads), static_cast<int>(num_local_ranks));
   if (arguments.device != "cpu" && !runtime_info().has_cuda) {
     throw ConfigError(fmt::format("--device {}: this LibTorch has no CUDA; use --device cpu", arguments.device));
   }

@@ -1,5 +1,7 @@
 #include "commands.h"
+#include "launch.h"
 
+#include <headroom/comm/rank_environment.h>
 #include <headroom/core/bytes.h>
 #include <headroom/core/error.h>
 #include <headroom/core/log.h>
@@ -10,6 +12,7 @@
 #include <fmt/format.h>
 #include <CLI/CLI.hpp>
 
+#include <chrono>
 #include <cmath>
 #include <csignal>
 
@@ -29,7 +32,8 @@ std::string evaluation_text(const EvalResults& eval, bool is_language_model) {
 void print_results(const TrainResults& results, bool is_language_model) {
   fmt::print("updates           {} ({:.2f} epochs) in {:.1f} s: {:.0f} samples/s\n", results.global_step, results.epoch,
              results.train_runtime, results.train_samples_per_second);
-  fmt::print("micro-batches     {} x {} samples\n", results.gradient_accumulation_steps, results.micro_batch_size);
+  fmt::print("micro-batches     {}{} x {} samples\n", results.world_size == 1 ? "" : fmt::format("{} ranks x ", results.world_size),
+             results.gradient_accumulation_steps, results.micro_batch_size);
   fmt::print("loss              {:.4f} (last global batch), {:.4f} (mean)\n", results.final_loss, results.train_loss);
   if (results.eval) fmt::print("evaluation        {}\n", evaluation_text(*results.eval, is_language_model));
   fmt::print("peak memory       {} (activations {}), resident {}\n", format_bytes(results.peak_memory_bytes),
@@ -50,6 +54,35 @@ void print_sample(const Task& task, const TrainingArguments& arguments) {
   fmt::print("sample:\n{}\n", task.tokenizer->decode(tokens));
 }
 
+// Ranks that the user started are as many as the user says.
+void check_ranks(const RankEnvironment& ranks, const TrainingArguments& arguments) {
+  if (arguments.nproc_per_node == 1 || arguments.nproc_per_node == ranks.local_size) return;
+  throw ConfigError(
+      fmt::format("--nproc_per_node {} contradicts the environment, where this is one of {} ranks on this machine: leave it out",
+                  arguments.nproc_per_node, ranks.local_size));
+}
+
+int train_rank(const TrainingArguments& arguments, std::int64_t num_local_ranks, const std::shared_ptr<Communicator>& comm) {
+  const Task task = make_task(arguments, num_local_ranks);
+  if (arguments.sample && !task.tokenizer) throw ConfigError("--sample needs text to train on: --model gpt with --dataset TEXT");
+  if (comm->is_first()) {
+    for (const std::string& warning : runtime_info().warnings) log_warning(warning);
+  }
+  Trainer trainer(arguments, task.model.chain, task.train_data, task.eval_data, comm);
+  std::signal(SIGINT, stop_at_signal);
+  std::signal(SIGTERM, stop_at_signal);
+  const TrainResults results = trainer.train();
+  const auto exit_code = static_cast<int>(trainer.was_interrupted() ? ExitCode::kInterrupted : ExitCode::kDone);
+  if (!comm->is_first()) return exit_code;
+  if (arguments.json) {
+    fmt::print("{}\n", to_json(results).dump());
+  } else {
+    print_results(results, task.model.input.kind == ModelInput::Kind::kTokens);
+  }
+  if (arguments.sample && !trainer.was_interrupted()) print_sample(task, arguments);
+  return exit_code;
+}
+
 }  // namespace
 
 Command add_train_command(CLI::App& app) {
@@ -57,20 +90,19 @@ Command add_train_command(CLI::App& app) {
   auto flags = std::make_shared<ArgumentFlags>(*command);
   return [flags] {
     const TrainingArguments arguments = flags->arguments();
-    const Task task = make_task(arguments);
-    if (arguments.sample && !task.tokenizer) throw ConfigError("--sample needs text to train on: --model gpt with --dataset TEXT");
-    for (const std::string& warning : runtime_info().warnings) log_warning(warning);
-    Trainer trainer(arguments, task.model.chain, task.train_data, task.eval_data);
-    std::signal(SIGINT, stop_at_signal);
-    std::signal(SIGTERM, stop_at_signal);
-    const TrainResults results = trainer.train();
-    if (arguments.json) {
-      fmt::print("{}\n", to_json(results).dump());
-    } else {
-      print_results(results, task.model.input.kind == ModelInput::Kind::kTokens);
+    const RankEnvironment ranks = RankEnvironment::read();
+    if (!ranks.is_given && arguments.nproc_per_node > 1) return launch_ranks(arguments.nproc_per_node);
+    check_ranks(ranks, arguments);
+    // First of all, so that a rank that fails from here on is noticed by the others.
+    const std::shared_ptr<Communicator> comm = join_ranks(ranks, std::chrono::seconds(arguments.ddp_timeout));
+    try {
+      return train_rank(arguments, ranks.local_size, comm);
+    } catch (const CommError&) {
+      throw;
+    } catch (const Error& error) {
+      if (comm->is_first()) throw;
+      throw Error(error.exit_code(), fmt::format("rank {}: {}", comm->rank(), error.what()));
     }
-    if (arguments.sample && !trainer.was_interrupted()) print_sample(task, arguments);
-    return static_cast<int>(trainer.was_interrupted() ? ExitCode::kInterrupted : ExitCode::kDone);
   };
 }
 

@@ -2,6 +2,8 @@
 
 // Everything that a program which trains with Headroom needs.
 
+#include <headroom/comm/communicator.h>
+#include <headroom/comm/rank_environment.h>
 #include <headroom/config/training_arguments.h>
 #include <headroom/core/bytes.h>
 #include <headroom/core/error.h>

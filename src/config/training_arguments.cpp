@@ -111,13 +111,14 @@ std::vector<ArgumentField> make_fields() {
       text_field("tokenizer", &A::tokenizer, "a SentencePiece model for text files; without it a token is a byte"),
       switch_field("shuffle", &A::shuffle, "a new order in each epoch, by data_seed"),
       integer_field("per_device_train_batch_size", &A::per_device_train_batch_size,
-                    "micro-batch: samples in memory at once; 0: 8, or the planner's choice with global_batch_size"),
+                    "micro-batch: samples in memory at once, on each rank; 0: 8, or the planner's choice with global_batch_size"),
       text_field("gradient_accumulation_steps", &A::gradient_accumulation_steps,
-                 "micro-batches per update, or a schedule per epoch: 0:8,4:2"),
+                 "micro-batches per update on each rank, or a schedule per epoch: 0:8,4:2"),
       integer_field("global_batch_size", &A::global_batch_size,
-                    "samples per update over all ranks, instead of the two above; 0: their product"),
+                    "samples per update over all ranks, instead of the two above; 0: their product times the ranks"),
       switch_field("dataloader_drop_last", &A::dataloader_drop_last, "drop the last window of an epoch when it is not full"),
-      bytes_field("memory_budget", &A::memory_budget_bytes, "bytes that tensors may occupy, weights and all, e.g. 512MiB; a hard cap"),
+      bytes_field("memory_budget", &A::memory_budget_bytes,
+                  "bytes that tensors may occupy, per rank, weights and all, e.g. 512MiB; a hard cap"),
       text_field("spill_dir", &A::spill_dir,
                  "a folder on disk where the plan for a memory_budget may put activations, when that is faster"),
       optional_text_field("gradient_checkpointing", &A::gradient_checkpointing, "every",
@@ -154,8 +155,10 @@ std::vector<ArgumentField> make_fields() {
       text_field("report_to", &A::report_to, "none, jsonl or tensorboard"),
       switch_field("sample", &A::sample, "print generated text at the end (language models)"),
       switch_field("error_on_nan", &A::error_on_nan, "stop at a gradient that is not finite instead of skipping the update"),
+      integer_field("nproc_per_node", &A::nproc_per_node, "ranks to train on, started on this machine (or start them with torchrun)"),
+      integer_field("ddp_timeout", &A::ddp_timeout, "seconds that a rank waits for another before it gives up"),
       text_field("device", &A::device, "cpu or cuda[:i]"),
-      integer_field("num_threads", &A::num_threads, "0: OMP_NUM_THREADS, or all cores of this process"),
+      integer_field("num_threads", &A::num_threads, "of each rank; 0: OMP_NUM_THREADS, or an equal share of the cores"),
       switch_field("disable_tqdm", &A::disable_tqdm, "no progress bar"),
       switch_field("json", &A::json, "print the results as JSON"),
   };
@@ -276,6 +279,7 @@ void set_argument(TrainingArguments& arguments, const std::string& name, const s
   const auto found = std::find_if(fields.begin(), fields.end(), [&](const ArgumentField& field) { return field.name == name; });
   if (found == fields.end()) {
     std::vector<std::string> names;
+    names.reserve(fields.size());
     for (const ArgumentField& field : fields) names.push_back(field.name);
     throw ConfigError(fmt::format("unknown key '{}'; did you mean '{}'?", name, nearest_name(name, names)));
   }
@@ -308,6 +312,8 @@ void validate(const TrainingArguments& arguments, const std::set<std::string>& g
   require_not_negative("global_batch_size", static_cast<double>(arguments.global_batch_size));
   require_positive("logging_steps", arguments.logging_steps);
   require_positive("eval_steps", arguments.eval_steps);
+  require_positive("nproc_per_node", arguments.nproc_per_node);
+  require_positive("ddp_timeout", arguments.ddp_timeout);
   for (const auto& [name, value] : {std::pair<const char*, double>{"learning_rate", arguments.learning_rate},
                                     {"weight_decay", arguments.weight_decay},
                                     {"adam_epsilon", arguments.adam_epsilon},

@@ -17,6 +17,7 @@
 #include <unistd.h>
 #endif
 
+#include <algorithm>
 #include <cstdlib>
 #include <string>
 
@@ -94,11 +95,11 @@ HalfInstructions ask_processor() { return {}; }
 
 }  // namespace
 
-void configure_threads(int requested) {
+void configure_threads(int requested, int num_processes) {
   if (requested < 0) throw ConfigError(fmt::format("--num_threads {} is negative; give 1 or more, or 0 for all cores", requested));
   int threads = requested;
   if (threads == 0) threads = threads_from_environment();
-  if (threads <= 0) threads = cores_of_this_process();
+  if (threads <= 0) threads = std::max(1, cores_of_this_process() / std::max(1, num_processes));
   at::set_num_threads(threads);
 }
 

@@ -1,5 +1,6 @@
 #include <headroom/train/estimate.h>
 
+#include <headroom/comm/communicator.h>
 #include <headroom/config/accumulation_schedule.h>
 #include <headroom/core/error.h>
 #include <headroom/execute/autocast.h>
@@ -55,14 +56,17 @@ class Estimator {
     request_.time_ratio = 1.0;  // nothing can be run to find it out
     request_.optimizer_bytes = state_bytes(arguments.optim);
     request_.prefetches = arguments.dataloader_num_workers > 0;
-    request_.may_update_in_backward = why_not_in_backward({arguments.max_grad_norm, false, 1}).empty();
+    request_.num_ranks = arguments.nproc_per_node;
+    request_.update_scratch_bytes = exchange_scratch_bytes(model_.chain.parameters(), request_.num_ranks);
+    request_.may_update_in_backward = why_not_in_backward({arguments.max_grad_norm, false, request_.num_ranks}).empty();
     request_.load = [this](std::int64_t num_samples) { return shapes_of_samples(model_.input, num_samples); };
     request_.book =
         std::make_shared<ProfileBook>(model_.chain, request_.load, request_.keep_in_half, std::nullopt, /*spill_dir=*/"", "", "");
-    request_.global_batch =
-        arguments.global_batch_size > 0
-            ? arguments.global_batch_size
-            : arguments.fixed_micro_batch() * AccumulationSchedule::parse(arguments.gradient_accumulation_steps).steps_at(0);
+    request_.global_batch = arguments.global_batch_size > 0
+                                ? arguments.global_batch_size
+                                : arguments.fixed_micro_batch() *
+                                      AccumulationSchedule::parse(arguments.gradient_accumulation_steps).steps_at(0) * request_.num_ranks;
+    samples_ = request_.rank_batch();
   }
 
   Estimate run() {
@@ -71,11 +75,12 @@ class Estimator {
     result.optim = arguments_.optim;
     result.num_parameters = model_.chain.num_parameters();
     result.global_batch = request_.global_batch;
+    result.num_ranks = request_.num_ranks;
     result.weights_bytes = weights_bytes_;
     for (const at::Tensor& parameter : model_.chain.parameters()) result.gradients_bytes += static_cast<std::int64_t>(parameter.nbytes());
     for (const std::string& name : optimizer_names()) result.state_bytes.emplace_back(name, state_bytes(name));
     const std::int64_t fixed = arguments_.fixed_micro_batch();
-    const std::int64_t size = fixed > 0 ? std::min(fixed, request_.global_batch) : request_.global_batch;
+    const std::int64_t size = fixed > 0 ? std::min(fixed, samples_) : samples_;
     for (const char* policy : {"none", "every", "sqrt"}) result.policies.push_back(fixed_policy(size, policy));
     result.policies.push_back(leanest(size));
     result.input_bytes = input_bytes_;
@@ -111,11 +116,11 @@ class Estimator {
   }
 
   EstimatedWay fixed_policy(std::int64_t micro_batch, const std::string& policy) {
-    const std::int64_t steps = (request_.global_batch + micro_batch - 1) / micro_batch;
+    const std::int64_t steps = (samples_ + micro_batch - 1) / micro_batch;
     RunPlanRequest request = request_;
-    request.fixed_micro_batch = (request_.global_batch + steps - 1) / steps;  // the trainer shares the samples evenly
+    request.fixed_micro_batch = (samples_ + steps - 1) / steps;  // the trainer shares the samples evenly
     request.policy = policy;
-    const char* name = policy != "none" ? "checkpointing" : micro_batch < request.global_batch ? "accumulation" : "plain";
+    const char* name = policy != "none" ? "checkpointing" : micro_batch < samples_ ? "accumulation" : "plain";
     return describe(plan_run(request, model_.chain), name, policy);
   }
 
@@ -130,7 +135,7 @@ class Estimator {
 
   // One sample at a time holds the least; all of them at once need no gradients before backward, which may be less still.
   EstimatedWay find_floor_way() {
-    EstimatedWay one = leanest(1), all = leanest(request_.global_batch);
+    EstimatedWay one = leanest(1), all = leanest(samples_);
     return all.peak_bytes <= one.peak_bytes ? all : one;
   }
 
@@ -141,8 +146,8 @@ class Estimator {
       if (way.peak_bytes <= budget) ways.push_back(way);
       return way.peak_bytes <= budget;
     };
-    if (!add_if_it_fits(fixed_policy(request_.global_batch, "none"))) add_accumulation(budget, ways);
-    for (const char* policy : {"every", "sqrt"}) add_if_it_fits(fixed_policy(request_.global_batch, policy));
+    if (!add_if_it_fits(fixed_policy(samples_, "none"))) add_accumulation(budget, ways);
+    for (const char* policy : {"every", "sqrt"}) add_if_it_fits(fixed_policy(samples_, policy));
     RunPlanRequest request = request_;
     request.budget_bytes = budget;
     try {
@@ -155,7 +160,7 @@ class Estimator {
 
   // The largest micro-batch that fits with everything kept.
   void add_accumulation(std::int64_t budget, std::vector<EstimatedWay>& ways) {
-    std::int64_t fits = 0, too_large = request_.global_batch;
+    std::int64_t fits = 0, too_large = samples_;
     std::optional<EstimatedWay> best;
     while (too_large - fits > 1) {
       const std::int64_t middle = (fits + too_large) / 2;
@@ -174,6 +179,7 @@ class Estimator {
   std::int64_t live_before_ = ShapeMeter::instance().live_bytes();
   ZooModel model_;
   RunPlanRequest request_;
+  std::int64_t samples_ = 0;  // of an update on one rank
   std::int64_t weights_bytes_ = 0;
   std::int64_t input_bytes_ = 0;
 };

@@ -53,6 +53,7 @@ Json to_json(const Estimate& estimate) {
   json.set("model", estimate.model)
       .set("num_parameters", estimate.num_parameters)
       .set("global_batch_size", estimate.global_batch)
+      .set("world_size", estimate.num_ranks)
       .set("weights_bytes", estimate.weights_bytes)
       .set("gradients_bytes", estimate.gradients_bytes)
       .set("input_bytes", estimate.input_bytes)
@@ -76,9 +77,10 @@ Json to_json(const Estimate& estimate) {
 
 std::string to_text(const Estimate& estimate) {
   const EstimatedWay& plain = estimate.policies.front();
-  std::string text = fmt::format("{}: {} parameters; global batch {} as {}\nweights {}, gradients {}, inputs {}\n", estimate.model,
-                                 estimate.num_parameters, estimate.global_batch, split_text(plain), format_bytes(estimate.weights_bytes),
-                                 format_bytes(estimate.gradients_bytes), format_bytes(estimate.input_bytes));
+  std::string text = fmt::format(
+      "{}: {} parameters; global batch {} as {}{}\nweights {}, gradients {}, inputs {}\n", estimate.model, estimate.num_parameters,
+      estimate.global_batch, estimate.num_ranks == 1 ? "" : fmt::format("{} ranks x ", estimate.num_ranks), split_text(plain),
+      format_bytes(estimate.weights_bytes), format_bytes(estimate.gradients_bytes), format_bytes(estimate.input_bytes));
   std::vector<std::string> heads{"peak by optimizer", "state"};
   std::vector<std::string> activations{"activations", ""};
   for (std::size_t i = 0; i < estimate.policies.size(); ++i) {

@@ -62,14 +62,14 @@ class RunPlanner {
     const bool searches = request_.fixed_micro_batch == 0;
     const bool optimal = request_.budget_bytes > 0 && (request_.policy.empty() || request_.policy == "optimal");
     if (!searches || !optimal) return optimal ? plan_optimal(false) : plan_policy();
-    book_.explore(request_.global_batch);
+    book_.explore(request_.rank_batch());
     return plan_optimal(true);
   }
 
   std::int64_t floor() {
-    const std::int64_t steps = divide_up(request_.global_batch, fixed_size()), large = divide_up(request_.global_batch, steps);
+    const std::int64_t steps = divide_up(request_.rank_batch(), fixed_size()), large = divide_up(request_.rank_batch(), steps);
     if (!book_.measure(large)) fail_to_measure(large);
-    if (request_.global_batch % steps != 0) book_.measure(large - 1);
+    if (request_.rank_batch() % steps != 0) book_.measure(large - 1);
     return find_floor(search_request(0)).bytes;
   }
 
@@ -77,7 +77,7 @@ class RunPlanner {
   // What no plan can avoid is known without measuring anything.
   void check_static_floor() const {
     const std::int64_t gradients = request_.may_update_in_backward ? 0 : gradient_bytes_;
-    const std::int64_t floor = resident_bytes_ + request_.optimizer_bytes + gradients;
+    const std::int64_t floor = resident_bytes_ + request_.optimizer_bytes + gradients + request_.update_scratch_bytes;
     if (request_.budget_bytes == 0 || floor <= request_.budget_bytes) return;
     std::string remedies;
     for (const Remedy& remedy : request_.remedies)
@@ -88,7 +88,7 @@ class RunPlanner {
                     format_bytes(request_.optimizer_bytes), remedies));
   }
 
-  std::int64_t fixed_size() const { return request_.fixed_micro_batch > 0 ? request_.fixed_micro_batch : request_.global_batch; }
+  std::int64_t fixed_size() const { return request_.fixed_micro_batch > 0 ? request_.fixed_micro_batch : request_.rank_batch(); }
 
   std::int64_t inputs(const ChainProfile& profile) const { return profile.input_bytes * (request_.prefetches ? 2 : 1); }
 
@@ -109,7 +109,7 @@ class RunPlanner {
     const std::int64_t update_ns = request_.update_ns > 0 ? request_.update_ns : guessed_ns;
     PlanRequest search;
     search.budget_bytes = budget_bytes;
-    search.num_samples = request_.global_batch;
+    search.num_samples = request_.rank_batch();
     search.micro_batch_size = request_.fixed_micro_batch;
     search.choices.resize(2);
     for (StaticChoice& choice : search.choices) {
@@ -117,6 +117,7 @@ class RunPlanner {
       choice.bytes.optimizer = request_.optimizer_bytes;
       choice.bytes.slack = request_.slack_bytes;
       choice.optimizer_ns = update_ns;
+      choice.optimizer_transient_bytes = request_.update_scratch_bytes;
     }
     search.choices[kAppearing].name = "gradients appear in backward";
     search.choices[kAppearing].max_accumulation_steps = 1;
@@ -142,8 +143,15 @@ class RunPlanner {
         all_measured = all_measured && book_.is_measured(part.size);
         book_.measure(part.size);
       }
-      if (all_measured) return describe(found);
+      if (all_measured) return describe(without_inputs_at_update(found));
     }
+  }
+
+  // The search holds a micro-batch against the update as well, but by then it is gone.
+  static TrainingPlan without_inputs_at_update(TrainingPlan found) {
+    found.peaks.update_bytes -= found.input_bytes;
+    found.peak_bytes = std::max({found.peaks.forward_bytes, found.peaks.backward_bytes, found.peaks.update_bytes});
+    return found;
   }
 
   // Updating inside backward is the last resort: it cannot skip an update whose gradient is not finite, nor undo one.
@@ -152,12 +160,12 @@ class RunPlanner {
     try {
       return make_plan(request);
     } catch (const BudgetError&) {
-      const bool one_micro_batch = request_.fixed_micro_batch == 0 || request_.fixed_micro_batch >= request_.global_batch;
+      const bool one_micro_batch = request_.fixed_micro_batch == 0 || request_.fixed_micro_batch >= request_.rank_batch();
       if (!request_.may_update_in_backward || !one_micro_batch) throw;
       PlanRequest in_backward = request;
       in_backward.choices = {request.choices[kAppearing]};
       in_backward.choices[0].name = kInBackward;
-      in_backward.micro_batch_size = request_.global_batch;
+      in_backward.micro_batch_size = request_.rank_batch();
       try {
         TrainingPlan found = make_plan(in_backward);
         updates_in_backward_ = true;
@@ -180,7 +188,7 @@ class RunPlanner {
   RunPlan plan_policy() {
     const std::int64_t size = fixed_size();
     if (!book_.measure(size)) fail_to_measure(size);
-    const std::int64_t steps = divide_up(request_.global_batch, size);
+    const std::int64_t steps = divide_up(request_.rank_batch(), size);
     const MicroBatchCosts costs = costs_of(size, steps == 1);
     TrainingPlan found;
     found.choice = steps == 1 ? kAppearing : kAllocated;
@@ -195,7 +203,7 @@ class RunPlanner {
       std::int64_t& peak = plan.operations[i].kind == OperationKind::kBackward ? found.peaks.backward_bytes : found.peaks.forward_bytes;
       peak = std::max(peak, base + plan.curve[i].peak_bytes);
     }
-    found.peaks.update_bytes = choice.bytes.weights + choice.bytes.optimizer + gradient_bytes_;
+    found.peaks.update_bytes = choice.bytes.weights + choice.bytes.optimizer + gradient_bytes_ + request_.update_scratch_bytes;
     found.peak_bytes = std::max({found.peaks.forward_bytes, found.peaks.backward_bytes, found.peaks.update_bytes});
     if (request_.budget_bytes > 0 && found.peak_bytes > request_.budget_bytes) {
       throw BudgetError(
@@ -243,6 +251,7 @@ class RunPlanner {
     book_.save();
     RunPlan plan;
     plan.global_batch = request_.global_batch;
+    plan.num_ranks = request_.num_ranks;
     plan.micro_batch = found.micro_batches.front().size;
     plan.num_micro_batches = found.accumulation_steps;
     for (const PlannedMicroBatches& part : found.micro_batches) plan.operations_by_size[part.size] = part.plan.operations;
@@ -311,8 +320,9 @@ class RunPlanner {
 RunPlan unmeasured_plan(const RunPlanRequest& request, const Chain& chain) {
   RunPlan plan;
   plan.global_batch = request.global_batch;
-  plan.micro_batch = request.fixed_micro_batch > 0 ? request.fixed_micro_batch : request.global_batch;
-  plan.num_micro_batches = divide_up(plan.global_batch, plan.micro_batch);
+  plan.num_ranks = request.num_ranks;
+  plan.micro_batch = request.fixed_micro_batch > 0 ? request.fixed_micro_batch : request.rank_batch();
+  plan.num_micro_batches = divide_up(request.rank_batch(), plan.micro_batch);
   plan.operations_by_size[plan.micro_batch] = keep_everything(chain.size());
   return plan;
 }

@@ -72,6 +72,7 @@ const char* phase_of(const Operation& operation) { return operation.kind == Oper
 Json to_json(const RunPlan& plan) {
   Json json = Json::object();
   json.set("global_batch_size", plan.global_batch)
+      .set("world_size", plan.num_ranks)
       .set("micro_batch_size", plan.micro_batch)
       .set("gradient_accumulation_steps", plan.num_micro_batches)
       .set("memory_budget_bytes", plan.budget_bytes)
@@ -137,7 +138,8 @@ Json to_json(const RunPlan& plan) {
 }
 
 std::string to_text(const RunPlan& plan) {
-  std::string text = fmt::format("global batch {} = {} micro-batch{} of at most {} samples\n", plan.global_batch, plan.num_micro_batches,
+  std::string text = fmt::format("global batch {} = {}{} micro-batch{} of at most {} samples\n", plan.global_batch,
+                                 plan.num_ranks == 1 ? "" : fmt::format("{} ranks x ", plan.num_ranks), plan.num_micro_batches,
                                  plan.num_micro_batches == 1 ? "" : "es", plan.micro_batch);
   std::string states;
   for (const auto& [name, bytes] : plan.optimizer_state_bytes) {

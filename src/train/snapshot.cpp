@@ -2,7 +2,6 @@
 
 #include <headroom/core/error.h>
 #include <headroom/core/hash.h>
-#include <headroom/core/random.h>
 #include <headroom/memory/meter.h>
 
 #include <fmt/format.h>
@@ -140,7 +139,12 @@ void write_archives(const fs::path& folder, const Chain& chain, const torch::opt
   place.write("loss_scale", c10::IValue(position.scaler.scale));
   place.write("loss_scale_growth_tracker", c10::IValue(position.scaler.growth_tracker));
   place.write("loss_scale_num_skipped", c10::IValue(position.scaler.num_skipped));
-  place.write("random_state", cpu_random_state(), /*is_buffer=*/true);
+  place.write("num_ranks", c10::IValue(static_cast<std::int64_t>(position.random_states.size())));
+  for (std::size_t rank = 0; rank < position.random_states.size(); ++rank) {
+    std::string bytes = position.random_states[rank];
+    place.write(fmt::format("random_state_{}", rank),
+                torch::from_blob(bytes.data(), {static_cast<std::int64_t>(bytes.size())}, torch::kByte).clone(), /*is_buffer=*/true);
+  }
   std::string settings;
   for (const auto& [key, value] : position.settings) settings += fmt::format("{}={}\n", key, value);
   place.write("settings", c10::IValue(settings));
@@ -196,6 +200,12 @@ TrainingPosition read_position(const fs::path& folder, torch::serialize::InputAr
     position.scaler.scale = value.toDouble();
     position.scaler.growth_tracker = read_integer(archive, "loss_scale_growth_tracker");
     position.scaler.num_skipped = read_integer(archive, "loss_scale_num_skipped");
+    position.random_states.resize(static_cast<std::size_t>(read_integer(archive, "num_ranks")));
+    for (std::size_t rank = 0; rank < position.random_states.size(); ++rank) {
+      at::Tensor state;
+      archive.read(fmt::format("random_state_{}", rank), state, /*is_buffer=*/true);
+      position.random_states[rank].assign(static_cast<const char*>(state.data_ptr()), state.nbytes());
+    }
     archive.read("settings", value);
     std::istringstream lines(value.toStringRef());
     for (std::string line; std::getline(lines, line);) {
@@ -266,9 +276,6 @@ TrainingPosition load_snapshot(const std::string& folder_text, const Chain& chai
     optimizer.load(state);  // takes the tensors of the archive for its own
   }
   read_weights(folder / kFiles[0], chain);
-  at::Tensor random_state;
-  place.read("random_state", random_state, /*is_buffer=*/true);
-  set_cpu_random_state(random_state);
   return position;
 }
 

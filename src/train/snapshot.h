@@ -7,6 +7,7 @@
 #include <map>
 #include <optional>
 #include <string>
+#include <vector>
 
 namespace torch::optim {
 class Optimizer;
@@ -22,6 +23,7 @@ struct TrainingPosition {
   double loss_sum = 0.0;                                     ///< of the updates so far
   std::int64_t num_skipped_updates = 0;
   GradScalerState scaler;
+  std::vector<std::string> random_states;       ///< of the CPU generator, by rank
   std::map<std::string, std::string> settings;  ///< what must be the same for a run to go on
 };
 
@@ -30,8 +32,8 @@ struct TrainingPosition {
 std::string save_snapshot(const std::string& output_dir, const Chain& chain, const torch::optim::Optimizer& optimizer,
                           const TrainingPosition& position, std::int64_t total_limit);
 
-/// Restores weights, buffers, optimizer and random state. Every byte is checked against its SHA-256 first: nothing is changed when the
-/// snapshot is unreadable, corrupt or was made with other settings; then throws SnapshotError naming what is wrong.
+/// Restores weights, buffers and optimizer; random states are left to the caller. Every byte is checked against its SHA-256 first: nothing
+/// is changed when the snapshot is unreadable, corrupt or was made with other settings; then throws SnapshotError naming what is wrong.
 TrainingPosition load_snapshot(const std::string& folder, const Chain& chain, torch::optim::Optimizer& optimizer,
                                const std::map<std::string, std::string>& settings);
 

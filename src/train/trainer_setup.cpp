@@ -2,7 +2,6 @@
 #include "train/trainer_state.h"
 
 #include <headroom/config/accumulation_schedule.h>
-#include <headroom/core/log.h>
 #include <headroom/core/version.h>
 #include <headroom/execute/autocast.h>
 #include <headroom/optim/clip.h>
@@ -35,7 +34,7 @@ MicroBatch Trainer::State::probe_batch(std::int64_t size) const {
 
 std::int64_t Trainer::State::window_batch() const {
   if (arguments.global_batch_size > 0) return arguments.global_batch_size;
-  return arguments.fixed_micro_batch() * AccumulationSchedule::parse(arguments.gradient_accumulation_steps).steps_at(0);
+  return arguments.fixed_micro_batch() * AccumulationSchedule::parse(arguments.gradient_accumulation_steps).steps_at(0) * num_ranks;
 }
 
 Grouping Trainer::State::grouping() const {
@@ -44,6 +43,7 @@ Grouping Trainer::State::grouping() const {
   grouping.draws_anew = train_data->draws_anew();
   // Without a global batch, the micro-batch and the schedule that the user gave make the window, however the plan splits it.
   grouping.micro_batch = arguments.global_batch_size > 0 ? 1 : arguments.fixed_micro_batch();
+  grouping.num_ranks = num_ranks;
   grouping.global_batch = arguments.global_batch_size;
   grouping.schedule = AccumulationSchedule::parse(arguments.gradient_accumulation_steps);
   grouping.drop_last = arguments.dataloader_drop_last;
@@ -63,7 +63,7 @@ void Trainer::State::choose_precision() {
   bool computes = arguments.half_precision_backend == "autocast";
   if (arguments.half_precision_backend == "auto") {
     const HalfPrecision choice = choose_half_precision(c10::Device(arguments.device), *half_type());
-    log_info(choice.reason);
+    tell(choice.reason);
     computes = choice.autocast;
   }
   (computes ? compute_in_half : keep_in_half) = half_type();
@@ -72,8 +72,8 @@ void Trainer::State::choose_precision() {
 double Trainer::State::base_learning_rate() const {
   if (arguments.scale_lr_by_batch == 0) return arguments.learning_rate;
   const double scaled = scale_lr_by_batch(arguments.learning_rate, window_batch(), arguments.scale_lr_by_batch);
-  log_info(fmt::format("learning rate {:g} x global batch {} / {} = {:g} (linear scaling rule)", arguments.learning_rate, window_batch(),
-                       arguments.scale_lr_by_batch, scaled));
+  tell(fmt::format("learning rate {:g} x global batch {} / {} = {:g} (linear scaling rule)", arguments.learning_rate, window_batch(),
+                   arguments.scale_lr_by_batch, scaled));
   return scaled;
 }
 
@@ -175,23 +175,57 @@ std::map<std::string, std::string> Trainer::State::resume_settings() const {
   return settings;
 }
 
-std::string Trainer::State::snapshot_to_resume() const {
-  return arguments.resume_from_checkpoint == "last" ? last_snapshot(arguments.output_dir) : arguments.resume_from_checkpoint;
+std::string Trainer::State::snapshot_to_resume() {
+  if (arguments.resume_from_checkpoint != "last") return arguments.resume_from_checkpoint;
+  return comm->broadcast_bytes(comm->is_first() ? last_snapshot(arguments.output_dir) : "");
+}
+
+void Trainer::State::plan_from_start(const std::string& snapshot) {
+  look_at_first_window();
+  std::int64_t saved_micro_batch = 0;
+  if (!snapshot.empty()) {
+    const TrainingPosition saved = snapshot_position(snapshot, resume_settings());
+    position.micro_batch_by_shape = saved.micro_batch_by_shape;
+    saved_micro_batch = saved.micro_batch;
+  }
+  const bool is_measured = arguments.memory_budget_bytes > 0 || !arguments.gradient_checkpointing.empty();
+  if (comm->is_first() && is_measured) update_ns = time_update();
+  use_plan(plan_together([&] {
+    RunPlanRequest request = planning_request();
+    // Another split would change the order of sums.
+    if (request.fixed_micro_batch == 0 && bucket.empty()) request.fixed_micro_batch = std::min(saved_micro_batch, request.rank_batch());
+    return plan_run(request, chain);
+  }));
+}
+
+void Trainer::State::go_on_from(const std::string& snapshot, WindowWalk& walk, LrScheduler& scheduler) {
+  const auto splits = position.micro_batch_by_shape;
+  position = load_snapshot(snapshot, chain, *optimizer, resume_settings());
+  position.micro_batch_by_shape = splits;
+  restore_random_state();
+  check_weights_are_equal();
+  prepare_optimizer();
+  scheduler.set_update(position.global_step - position.num_skipped_updates);
+  scaler.restore(position.scaler);
+  walk.seek(position.global_step);
+  tell(fmt::format("resumed from {} at update {}", snapshot, position.global_step));
 }
 
 RunPlanRequest Trainer::State::planning_request() const {
   RunPlanRequest request;
   request.global_batch = std::min(window_batch(), train_data->size());
-  request.fixed_micro_batch = std::min(arguments.fixed_micro_batch(), request.global_batch);
+  request.num_ranks = num_ranks;
+  request.fixed_micro_batch = std::min(arguments.fixed_micro_batch(), request.rank_batch());
   const auto split_before = position.micro_batch_by_shape.find(bucket);
   if (request.fixed_micro_batch == 0 && split_before != position.micro_batch_by_shape.end()) {
-    request.fixed_micro_batch = std::min(split_before->second, request.global_batch);  // another split would change the order of sums
+    request.fixed_micro_batch = std::min(split_before->second, request.rank_batch());  // another split would change the order of sums
   }
   request.budget_bytes = arguments.memory_budget_bytes;
   request.policy = arguments.gradient_checkpointing;
   request.keep_in_half = keep_in_half;
   request.compute_in_half = compute_in_half;
-  request.may_update_in_backward = why_not_in_backward({arguments.max_grad_norm, scaler.enabled(), 1}).empty();
+  request.may_update_in_backward = why_not_in_backward({arguments.max_grad_norm, scaler.enabled(), num_ranks}).empty();
+  request.update_scratch_bytes = scratch_bytes();
   request.spill_dir = arguments.spill_dir;
   request.prefetches = arguments.dataloader_num_workers > 0;
   request.optimizer_bytes = optimizer_bytes(arguments.optim);

@@ -1,7 +1,9 @@
 #pragma once
 
-// What a trainer holds while it runs. Setting up is in trainer_setup.cpp, one update in update_step.cpp, the loop in trainer.cpp.
+// What a trainer holds while it runs. Setting up is in trainer_setup.cpp, one update in update_step.cpp, what ranks do together in
+// trainer_ranks.cpp, what a run comes to in trainer_results.cpp, the loop in trainer.cpp.
 
+#include <headroom/comm/communicator.h>
 #include <headroom/core/random.h>
 #include <headroom/data/loader.h>
 #include <headroom/execute/executor.h>
@@ -10,11 +12,11 @@
 #include <headroom/optim/factory.h>
 #include <headroom/optim/grad_scaler.h>
 #include <headroom/optim/schedule.h>
-#include <headroom/report/progress.h>
-#include <headroom/report/tensorboard.h>
 #include <headroom/train/run_plan.h>
 #include <headroom/train/trainer.h>
 
+#include "train/agreement.h"
+#include "train/run_log.h"
 #include "train/shape_bucket.h"
 #include "train/snapshot.h"
 #include "train/timeline.h"
@@ -30,19 +32,13 @@
 
 namespace headroom {
 
-// What one update came to.
-struct Update {
-  double loss = 0.0;  // of the global batch
-  double grad_norm = 0.0;
-  std::int64_t num_samples = 0;
-  bool applied = false;
-};
-
 struct Trainer::State {
   TrainingArguments arguments;
   Chain chain;
   std::shared_ptr<const Dataset> train_data;
   std::shared_ptr<const Dataset> eval_data;
+  std::shared_ptr<Communicator> comm;
+  std::int64_t num_ranks = 1;  // that share a window: of `comm`, or those that a plan is made for
 
   std::vector<std::pair<std::string, at::Tensor>> named_parameters;
   std::vector<at::Tensor> buffers;
@@ -54,10 +50,9 @@ struct Trainer::State {
   RunPlan plan;  // of the window in progress
   // With a budget, there is a plan for each bucket of shapes; without one, no bucket.
   std::map<std::string, ShapeBucket> buckets;
-  std::string bucket;                        // of `plan`; empty: none
-  std::string first_bucket;                  // that the run was planned for at its start
-  Shapes window_shapes;                      // the largest of the window in progress, from all attempts at it
-  std::vector<std::int64_t> window_samples;  // of the micro-batch that asked for another plan
+  std::string bucket;        // of `plan`; empty: none
+  std::string first_bucket;  // that the run was planned for at its start
+  Shapes window_shapes;      // the largest of the window in progress, from all attempts at it and all ranks
   std::int64_t num_plans = 0;
   std::int64_t update_ns = 0;  // that clipping and an update take; 0: not measured
   // At most one of them is set.
@@ -67,11 +62,45 @@ struct Trainer::State {
   MicroResult work;  // summed over the run
   std::int64_t num_recoveries = 0;
   std::int64_t num_recoveries_here = 0;  // at the update in progress
+  at::Tensor scratch;                    // for summing the gradients of the window in progress
+  bool stops = false;                    // after the update in progress, as the ranks agreed
   bool interrupted = false;
+  std::optional<EvalResults> eval;  // the last one
+  std::int64_t evaluated_at = -1;   // update
+
+  // The whole training, as Trainer::train() promises.
+  TrainResults train();
+  // What must hold before anything costly is done: the files can be written, the ranks were started alike, the cap is set.
+  void begin();
+  void describe_run() const;
+  void write_timeline();
+  bool is_time_to_evaluate(const WindowWalk& walk) const;
+  void evaluate_and_log(RunLog& log, double epochs);
+  EvalResults evaluate();
+  TrainResults finish(const WindowWalk& walk, RunLog& log, std::int64_t total_updates);
+
+  // Messages for people, once, however many ranks there are.
+  void tell(const std::string& message) const;
+  void warn(const std::string& message) const;
+  // Into the output folder, which is rank 0's to write.
+  void write(const std::string& name, const Json& json) const;
+
+  // Throws ConfigError, on every rank, when the ranks differ in what they were asked to do.
+  void check_ranks_are_alike();
+  // Throws CommError, on every rank, when weights or buffers are not the same everywhere, bit for bit.
+  void check_weights_are_equal();
+  std::vector<at::Tensor> weights() const;  // parameters and buffers
+  // Rank 0's weights everywhere, and random streams that differ by rank.
+  void start_afresh();
+  void restore_random_state();
+  // Rank 0 plans, because times differ, and all use what it planned. Throws BudgetError on every rank when it does there.
+  RunPlan plan_together(const std::function<RunPlan()>& make) const;
+  // Rank 0 writes a snapshot that holds the random state of every rank. Returns its folder on every rank.
+  std::string save();
 
   MicroBatch load(c10::ArrayRef<std::int64_t> indices) const;
 
-  std::int64_t window_batch() const;
+  std::int64_t window_batch() const;  // over all ranks
 
   Grouping grouping() const;
 
@@ -99,16 +128,20 @@ struct Trainer::State {
   // What must be the same for a snapshot to be continued.
   std::map<std::string, std::string> resume_settings() const;
 
-  std::string snapshot_to_resume() const;
+  // Of the run to go on with, as rank 0 finds it; empty: none.
+  std::string snapshot_to_resume();
+  void plan_from_start(const std::string& snapshot);
+  void go_on_from(const std::string& snapshot, WindowWalk& walk, LrScheduler& scheduler);
 
   // Starts the buckets with the shapes of the first sample that will be trained.
   void look_at_first_window();
 
   // True when the window that this micro-batch belongs to needs another plan. To be asked before the micro-batch runs.
-  bool wants_other_plan(const MicroBatch& micro, c10::ArrayRef<std::int64_t> samples, bool is_first);
+  bool wants_other_plan(const MicroBatch& micro, bool is_first);
 
-  // Makes, or takes out again, the plan for the shapes of the window in progress. Throws BudgetError when nothing fits.
-  void plan_for_window(std::int64_t num_samples);
+  // Makes, or takes out again, the plan for the shapes that the ranks met in a window of `num_samples`. Throws BudgetError when nothing
+  // fits.
+  void plan_for_window(const ShareReport& agreed, std::int64_t num_samples);
 
   RunPlan plan_with_any_split(RunPlanRequest request) const;
 
@@ -117,9 +150,20 @@ struct Trainer::State {
   std::int64_t predicted_peak_bytes() const;  // of all plans
   std::int64_t smallest_micro_batch() const;  // of all plans
 
-  // One update, in the order in which design and docs describe it. Nothing, when the window's shapes need another plan: then
-  // some of its micro-batches may have been run, and the step must be undone.
-  std::optional<Update> step(const std::vector<std::int64_t>& samples, LrScheduler& scheduler);
+  // One update from the samples of a window. When memory runs out on any rank, or shapes need another plan, every rank undoes the step,
+  // takes the new plan and makes the same step again.
+  Update train_window(const std::vector<std::int64_t>& samples, LrScheduler& scheduler);
+
+  // The gradients of this rank's share of the window, and how that went. Unless it is done, the step must be undone.
+  ShareReport run_share(const std::vector<std::int64_t>& window, std::int64_t num_items);
+  void accumulate(const std::vector<std::int64_t>& share, std::int64_t num_items, ShareReport& report);
+  // Whatever summing needs is allocated before the ranks agree, because afterwards none may fail.
+  void make_ready_to_sum(ShareReport& report);
+
+  Update finish_window(const ShareReport& agreed, std::int64_t num_samples, std::int64_t num_items, LrScheduler& scheduler);
+
+  std::vector<at::Tensor> gradients() const;
+  std::int64_t scratch_bytes() const;  // for what ranks exchange in an update
 
   void request_micro_batches(const std::vector<std::int64_t>& samples);
 
@@ -141,10 +185,7 @@ struct Trainer::State {
 
   void undo_step(const Undo& undo);
 
-  // Runs the step; when memory runs out all the same, undoes it, plans anew for what is left and makes the same step again.
-  Update step_within_budget(const std::vector<std::int64_t>& samples, LrScheduler& scheduler);
-
-  void plan_anew(const std::string& reason, std::int64_t window);
+  void plan_anew(const ShareReport& agreed, std::int64_t num_samples);
 
   // Calls `make`, which plans; when nothing fits, saves the last good state and throws BudgetError.
   void plan_or_save(const std::function<void()>& make);
@@ -156,10 +197,12 @@ struct Trainer::State {
 
   RunPlanRequest planning_request() const;
   std::vector<Remedy> remedies() const;
-  void log_metrics(JsonLines& metrics, TensorBoardWriter& board, const Update& update, double epochs, double learning_rate,
-                   double seconds) const;
-  TrainResults results(double runtime, std::int64_t num_samples, std::int64_t first_step, double epochs,
-                       const std::vector<double>& step_seconds) const;
+  TrainResults results(const RunLog& log, double epochs);
+  // Peaks become the largest over the ranks, counts of work their sums.
+  void merge_over_ranks(TrainResults& results);
 };
+
+/// True once Trainer::request_stop() was called.
+bool stop_is_requested();
 
 }  // namespace headroom

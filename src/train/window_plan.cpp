@@ -3,8 +3,6 @@
 
 #include <headroom/core/bytes.h>
 #include <headroom/core/error.h>
-#include <headroom/core/log.h>
-#include <headroom/report/json.h>
 
 #include <fmt/format.h>
 
@@ -26,17 +24,17 @@ void Trainer::State::look_at_first_window() {
   }
 }
 
-bool Trainer::State::wants_other_plan(const MicroBatch& micro, c10::ArrayRef<std::int64_t> samples, bool is_first) {
+bool Trainer::State::wants_other_plan(const MicroBatch& micro, bool is_first) {
   if (bucket.empty()) return false;
   window_shapes = merged(window_shapes, shapes_of(micro));
-  // Only a window that starts can have a plan for smaller shapes; one that goes on keeps its plan while that covers what comes.
+  // Only a window that starts can have a plan for smaller shapes; one that goes on keeps its plan while that covers what comes. With
+  // several ranks none knows what the others met, and a plan for larger shapes serves: to ask would undo what they have done.
   const bool is_covered = covers(buckets.at(bucket).largest, window_shapes);
-  if (is_covered && (!is_first || bucket_key(window_shapes) == bucket)) return false;
-  window_samples = samples.vec();
-  return true;
+  return !is_covered || (is_first && num_ranks == 1 && bucket_key(window_shapes) != bucket);
 }
 
-void Trainer::State::plan_for_window(std::int64_t num_samples) {
+void Trainer::State::plan_for_window(const ShareReport& agreed, std::int64_t num_samples) {
+  window_shapes = agreed.shapes;
   bucket = bucket_key(window_shapes);
   ShapeBucket& entry = buckets[bucket];
   if (entry.plan && covers(entry.largest, window_shapes)) {
@@ -45,17 +43,18 @@ void Trainer::State::plan_for_window(std::int64_t num_samples) {
   }
   const bool is_new = entry.largest.empty();
   entry.largest = merged(entry.largest, window_shapes);
-  entry.samples = window_samples;
-  RunPlanRequest request = planning_request();
-  request.budget_bytes = MemoryMeter::instance().cap();
-  request.global_batch = std::max(num_samples, request.global_batch);
-  use_plan(plan_with_any_split(std::move(request)));
+  entry.samples = agreed.samples;
+  use_plan(plan_together([&] {
+    RunPlanRequest request = planning_request();
+    request.budget_bytes = agreed.cap_bytes;
+    request.global_batch = std::max(num_samples, request.global_batch);
+    return plan_with_any_split(std::move(request));
+  }));
   if (is_new) {
-    log_info(fmt::format("shape bucket up to {}: micro-batch {} x {} steps, predicted peak {} of {}", to_text(bucket_bounds(entry.largest)),
-                         plan.micro_batch, plan.num_micro_batches, format_bytes(plan.predicted_peak_bytes),
-                         format_bytes(plan.budget_bytes)));
+    tell(fmt::format("shape bucket up to {}: micro-batch {} x {} steps, predicted peak {} of {}", to_text(bucket_bounds(entry.largest)),
+                     plan.micro_batch, plan.num_micro_batches, format_bytes(plan.predicted_peak_bytes), format_bytes(plan.budget_bytes)));
   }
-  write_file_atomically(fmt::format("{}/plan-{}.json", arguments.output_dir, bucket), to_json(plan).dump() + "\n");
+  if (comm->is_first()) write(fmt::format("plan-{}.json", bucket), to_json(plan));
 }
 
 // The user's split stays as it is while it fits, because another one would change the order of sums.

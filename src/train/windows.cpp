@@ -12,7 +12,7 @@
 namespace headroom {
 
 std::int64_t Grouping::window_samples(std::int64_t epoch) const {
-  return global_batch > 0 ? global_batch : micro_batch * schedule.steps_at(epoch);
+  return global_batch > 0 ? global_batch : micro_batch * schedule.steps_at(epoch) * num_ranks;
 }
 
 std::int64_t Grouping::num_windows(std::int64_t epoch) const {
@@ -26,6 +26,12 @@ std::int64_t Grouping::num_updates(double epochs) const {
   for (std::int64_t epoch = 0; epoch < whole; ++epoch) updates += num_windows(epoch);
   const double rest = epochs - static_cast<double>(whole);
   return updates + static_cast<std::int64_t>(std::ceil(rest * static_cast<double>(num_windows(whole)) - 1e-9));
+}
+
+Share share_of(std::int64_t num_samples, std::int64_t rank, std::int64_t num_ranks) {
+  const std::int64_t size = num_samples / num_ranks, rest = num_samples % num_ranks;
+  const std::int64_t begin = rank * size + std::min(rank, rest);
+  return {begin, begin + size + (rank < rest ? 1 : 0)};
 }
 
 WindowWalk::WindowWalk(Grouping grouping) : grouping_(std::move(grouping)) {

@@ -16,6 +16,7 @@
 #include <functional>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 namespace headroom::testing {
@@ -27,10 +28,13 @@ struct Outcome {
   std::int64_t peak_resident_bytes = 0;
 };
 
-/// A run of `headroom` with these arguments, in `folder`.
+/// A run of `headroom` with these arguments and environment variables, in `folder`.
 class Program {
  public:
-  Program(const std::vector<std::string>& arguments, const TemporaryFolder& folder) : out_(streams_ / "out"), err_(streams_ / "err") {
+  using Variables = std::vector<std::pair<std::string, std::string>>;
+
+  Program(const std::vector<std::string>& arguments, const TemporaryFolder& folder, const Variables& variables = {})
+      : out_(streams_ / "out"), err_(streams_ / "err") {
     std::vector<std::string> words = arguments;
     words.insert(words.begin(), std::string(HEADROOM_BINARY_DIR) + "/bin/headroom");
     std::vector<char*> raw;
@@ -42,6 +46,7 @@ class Program {
       const int err = ::open(err_.c_str(), O_WRONLY | O_CREAT | O_TRUNC, 0600);
       if (out < 0 || err < 0 || ::chdir(folder.path().c_str()) != 0) ::_exit(126);
       ::setenv("OMP_NUM_THREADS", "1", 1);  // small models: more threads would only wait for each other on a busy machine
+      for (const auto& [name, value] : variables) ::setenv(name.c_str(), value.c_str(), 1);
       ::dup2(out, STDOUT_FILENO);
       ::dup2(err, STDERR_FILENO);
       ::execv(raw[0], raw.data());

@@ -45,6 +45,7 @@ TEST(TrainingArguments, DefaultsAreThoseOfHuggingFace) {
   EXPECT_EQ(arguments.seed, 42);
   EXPECT_EQ(arguments.logging_steps, 500);
   EXPECT_EQ(arguments.max_steps, -1);
+  EXPECT_EQ(arguments.ddp_timeout, 1800);
   EXPECT_EQ(arguments.fixed_micro_batch(), 8);
   EXPECT_NO_THROW(validate(arguments, {}));
 }
@@ -172,6 +173,8 @@ TEST(Validate, RefusesValuesOutOfRangeAndContradictions) {
       {[](A& a) { a.gradient_accumulation_steps = "four"; }, {}, "gradient_accumulation_steps"},
       {[](A& a) { a.logging_steps = 0; }, {}, "logging_steps"},
       {[](A& a) { a.eval_steps = 0; }, {}, "eval_steps"},
+      {[](A& a) { a.nproc_per_node = 0; }, {}, "nproc_per_node"},
+      {[](A& a) { a.ddp_timeout = 0; }, {}, "ddp_timeout"},
       {[](A& a) { a.learning_rate = -1; }, {}, "learning_rate"},
       {[](A& a) { a.weight_decay = -1; }, {}, "weight_decay"},
       {[](A& a) { a.max_grad_norm = -1; }, {}, "max_grad_norm"},

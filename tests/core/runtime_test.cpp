@@ -46,6 +46,16 @@ TEST_F(Threads, FollowTheEnvironmentAndThenTheCores) {
   EXPECT_EQ(at::get_num_threads(), runtime_info().num_cores);
 }
 
+TEST_F(Threads, ProcessesShareTheCores) {
+  ::unsetenv("OMP_NUM_THREADS");
+  configure_threads(0, 2);
+  EXPECT_EQ(at::get_num_threads(), std::max(1, runtime_info().num_cores / 2));
+  configure_threads(0, 1000);
+  EXPECT_EQ(at::get_num_threads(), 1);
+  configure_threads(3, 2);
+  EXPECT_EQ(at::get_num_threads(), 3) << "a number that was asked for is each process's own";
+}
+
 TEST_F(Threads, ANegativeNumberIsRefused) { EXPECT_THROW(configure_threads(-1), ConfigError); }
 
 TEST_F(Threads, MoreThanCoresIsWarnedAboutWithTheRemedy) {

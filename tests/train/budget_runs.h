@@ -97,13 +97,14 @@ class CapLoweringData final : public Dataset {
 struct PreparedRun {
   using Wrap = std::function<std::shared_ptr<const Dataset>(std::shared_ptr<const Dataset>)>;
 
-  PreparedRun(const RunCase& run, const TrainingArguments& arguments, const Wrap& wrap = {}) {
+  PreparedRun(const RunCase& run, const TrainingArguments& arguments, const Wrap& wrap = {},
+              const std::shared_ptr<Communicator>& communicator = nullptr) {
     MemoryMeter::instance().set_cap(0);
     seed_everything(1);
     const ZooModel model = make_model(run.model, run.config);
     std::shared_ptr<const Dataset> data = data_for(model.input);
     if (wrap) data = wrap(data);
-    trainer = std::make_unique<Trainer>(arguments, model.chain, data);
+    trainer = std::make_unique<Trainer>(arguments, model.chain, data, nullptr, communicator);
   }
   ~PreparedRun() { MemoryMeter::instance().set_cap(0); }
 
@@ -120,9 +121,8 @@ struct BudgetRange {
 };
 
 // From the least memory that a run with a fixed micro-batch can use to what keeping everything takes.
-inline BudgetRange budget_range(const RunCase& run, const std::string& folder) {
-  constexpr std::int64_t kPlenty = std::int64_t{1} << 40;
-  PreparedRun prepared(run, arguments_of(run, kPlenty, folder));
+inline BudgetRange budget_range(const RunCase& run, const TrainingArguments& ample_arguments) {
+  PreparedRun prepared(run, ample_arguments);
   const RunPlan plan = prepared.trainer->plan();
   const auto& owners = plan.bytes_by_owner;
   std::int64_t fixed = owners.at("weights") + owners.at("optimizer") + owners.at("inputs") + owners.at("other");
@@ -130,6 +130,11 @@ inline BudgetRange budget_range(const RunCase& run, const std::string& folder) {
   const ChainSolver solver(plan.costs);
   const std::int64_t update = plan.peak_by_phase.at("update");
   return {std::max(fixed + solver.smallest_budget_bytes(), update), std::max(fixed + solver.ample_budget_bytes(), update)};
+}
+
+inline BudgetRange budget_range(const RunCase& run, const std::string& folder) {
+  constexpr std::int64_t kPlenty = std::int64_t{1} << 40;
+  return budget_range(run, arguments_of(run, kPlenty, folder));
 }
 
 }  // namespace headroom

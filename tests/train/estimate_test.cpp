@@ -75,6 +75,25 @@ INSTANTIATE_TEST_SUITE_P(
                       RunCase{"gpt", "n_layer=4,n_head=2,n_embd=32,block_size=32,vocab_size=64,dropout=0.1", 8, 0, "adafactor"}),
     [](const auto& which) { return which.param.model; });
 
+TEST(Estimate, OfSeveralRanksIsThatOfTheShareOfOne) {
+  TrainingArguments arguments;
+  arguments.model = "mlp";
+  arguments.global_batch_size = 64;
+  const Estimate one = estimate(arguments);
+  arguments.global_batch_size = 127;
+  arguments.nproc_per_node = 2;
+  const Estimate two = estimate(arguments);
+  EXPECT_EQ(two.num_ranks, 2);
+  EXPECT_EQ(two.global_batch, 127);
+  ASSERT_EQ(two.policies.size(), one.policies.size());
+  for (std::size_t i = 0; i < two.policies.size(); ++i) {
+    EXPECT_EQ(two.policies[i].micro_batch, one.policies[i].micro_batch);
+    EXPECT_EQ(two.policies[i].activation_bytes, one.policies[i].activation_bytes);
+    EXPECT_GE(two.policies[i].peak_bytes, one.policies[i].peak_bytes);
+    EXPECT_LE(two.policies[i].peak_bytes, one.policies[i].peak_bytes + (std::int64_t{1} << 20)) << "and what summing gradients takes";
+  }
+}
+
 TEST(Estimate, OfALargeModelTakesNoMemory) {
   MemoryMeter& meter = MemoryMeter::instance();
   meter.reset_peak();

@@ -1,6 +1,7 @@
 // Samples whose length varies: each bucket of shapes has its own plan, made before it is needed.
 #include "train/shape_bucket.h"
 #include "train/budget_runs.h"
+#include "train/varying_tokens.h"
 
 #include <headroom/core/log.h>
 
@@ -14,38 +15,6 @@ namespace {
 
 constexpr std::int64_t kLongest = 64;
 const RunCase kRun{"gpt", "n_layer=4,n_head=2,n_embd=32,block_size=64,vocab_size=64,dropout=0.1", 8, 0, "adamw"};
-
-// Tokens whose length is a function of the sample; a micro-batch is cut to its longest.
-class VaryingTokens final : public Dataset {
- public:
-  using Length = std::function<std::int64_t(std::int64_t sample)>;
-  VaryingTokens(std::shared_ptr<const Dataset> full, Length length) : full_(std::move(full)), length_(std::move(length)) {}
-
-  std::int64_t size() const override { return full_->size(); }
-
-  MicroBatch load(c10::ArrayRef<std::int64_t> indices) const override {
-    std::int64_t longest = 0;
-    for (const std::int64_t index : indices) longest = std::max(longest, length_(index));
-    MicroBatch micro = full_->load(indices);
-    micro.inputs[0] = micro.inputs[0].slice(1, 0, longest).contiguous();    // (B, T)
-    micro.targets[0] = micro.targets[0].slice(1, 0, longest).contiguous();  // (B, T)
-    for (std::size_t i = 0; i < indices.size(); ++i) {
-      micro.targets[0][static_cast<std::int64_t>(i)].slice(0, length_(indices[i]), longest).fill_(-100);
-    }
-    micro.num_items = count_items(indices);
-    return micro;
-  }
-
-  std::int64_t count_items(c10::ArrayRef<std::int64_t> indices) const override {
-    std::int64_t items = 0;
-    for (const std::int64_t index : indices) items += length_(index);
-    return items;
-  }
-
- private:
-  std::shared_ptr<const Dataset> full_;
-  Length length_;
-};
 
 // The lengths of the windows of a run, in order.
 const std::vector<std::int64_t> kWindows = {24, 16, 64, 23, 40, 64, 17, 33, 58, 24, 18, 64};

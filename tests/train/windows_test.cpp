@@ -114,5 +114,34 @@ TEST(Windows, SeekingIsTheSameAsWalking) {
   }
 }
 
+TEST(Windows, RanksShareAWindowAsEquallyAsTheyCan) {
+  for (std::int64_t num_samples = 0; num_samples < 12; ++num_samples) {
+    for (std::int64_t num_ranks = 1; num_ranks < 6; ++num_ranks) {
+      std::int64_t done = 0;
+      for (std::int64_t rank = 0; rank < num_ranks; ++rank) {
+        const Share share = share_of(num_samples, rank, num_ranks);
+        EXPECT_EQ(share.begin, done) << "each sample once, in order";
+        done = share.end;
+        const std::int64_t size = share.end - share.begin;
+        EXPECT_TRUE(size == num_samples / num_ranks || size == (num_samples + num_ranks - 1) / num_ranks);
+        EXPECT_LE(size, share_of(num_samples, 0, num_ranks).end) << "rank 0 has the largest";
+      }
+      EXPECT_EQ(done, num_samples);
+    }
+  }
+}
+
+TEST(Windows, RanksMakeTheWindowLargerUnlessTheGlobalBatchIsGiven) {
+  Grouping grouping;
+  grouping.num_samples = 100;
+  grouping.micro_batch = 8;
+  grouping.schedule = AccumulationSchedule::parse("2");
+  grouping.num_ranks = 2;
+  EXPECT_EQ(grouping.window_samples(0), 32);
+  EXPECT_EQ(grouping.num_windows(0), 4);
+  grouping.global_batch = 10;
+  EXPECT_EQ(grouping.window_samples(0), 10);
+}
+
 }  // namespace
 }  // namespace headroom

@@ -64,7 +64,9 @@ struct TrainingArguments {
   bool sample = false;        ///< print some generated text at the end, for language models
   bool error_on_nan = false;  ///< a gradient that is not finite ends the run instead of skipping the update
 
-  // Machine.
+  // Ranks and machine.
+  std::int64_t nproc_per_node = 1;  ///< ranks that the program starts on this machine
+  std::int64_t ddp_timeout = 1800;  ///< seconds that a rank waits for another
   std::string device = "cpu";
   std::int64_t num_threads = 0;
   bool disable_tqdm = false;

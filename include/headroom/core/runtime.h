@@ -19,8 +19,8 @@ struct RuntimeInfo {
 };
 
 /// Sets LibTorch's threads: `requested` when positive, otherwise OMP_NUM_THREADS when set, otherwise the cores that this process may
-/// run on. Throws ConfigError for a negative number.
-void configure_threads(int requested);
+/// run on, which it shares evenly with the others of `num_processes`. Throws ConfigError for a negative number.
+void configure_threads(int requested, int num_processes = 1);
 
 /// Reads the facts; changes nothing.
 RuntimeInfo runtime_info();

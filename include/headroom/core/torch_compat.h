@@ -5,6 +5,8 @@
 #include <c10/core/Allocator.h>
 #include <torch/version.h>
 
+#include <type_traits>
+
 #define HEADROOM_TORCH_AT_LEAST(major, minor) \
   (TORCH_VERSION_MAJOR > (major) || (TORCH_VERSION_MAJOR == (major) && TORCH_VERSION_MINOR >= (minor)))
 
@@ -53,3 +55,17 @@
 #define HEADROOM_AUTOCAST_CUDA_DTYPE() at::autocast::get_autocast_gpu_dtype()
 #define HEADROOM_AUTOCAST_SET_CUDA_DTYPE(dtype) at::autocast::set_autocast_gpu_dtype(dtype)
 #endif
+
+namespace headroom {
+
+// c10d::TCPStoreOptions gained useLibUV in the course of 2.x, later on by default; not every build of LibTorch has libuv.
+template <typename Options, typename = void>
+struct LibUv {
+  static void switch_off(Options& /*options*/) {}
+};
+template <typename Options>
+struct LibUv<Options, std::void_t<decltype(Options::useLibUV)>> {
+  static void switch_off(Options& options) { options.useLibUV = false; }
+};
+
+}  // namespace headroom

@@ -16,7 +16,7 @@ struct EstimatedWay {
   std::string name;    ///< "plain", "accumulation", "checkpointing" or "plan"
   std::string policy;  ///< of --gradient_checkpointing: none, every, sqrt, optimal
   std::int64_t micro_batch = 0;
-  std::int64_t num_micro_batches = 0;  ///< of an update
+  std::int64_t num_micro_batches = 0;  ///< of an update, on one rank
   std::int64_t activation_bytes = 0;   ///< most that one micro-batch holds, gradients that appear in backward included
   std::int64_t peak_bytes = 0;         ///< of everything, with the optimizer of the arguments
 };
@@ -26,7 +26,8 @@ struct Estimate {
   std::string model;
   std::string optim;
   std::int64_t num_parameters = 0;
-  std::int64_t global_batch = 0;
+  std::int64_t global_batch = 0;   ///< over all ranks
+  std::int64_t num_ranks = 1;      ///< what follows is per rank
   std::int64_t weights_bytes = 0;  ///< buffers included
   std::int64_t gradients_bytes = 0;
   std::int64_t input_bytes = 0;                                   ///< of one micro-batch

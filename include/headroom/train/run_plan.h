@@ -22,7 +22,8 @@ class ProfileBook;
 
 /// What a plan for a run is asked to do.
 struct RunPlanRequest {
-  std::int64_t global_batch = 1;               ///< samples of an update
+  std::int64_t global_batch = 1;               ///< samples of an update, over all ranks
+  std::int64_t num_ranks = 1;                  ///< that share them evenly; the plan is that of the largest share
   std::int64_t fixed_micro_batch = 0;          ///< 0: the planner chooses
   std::int64_t budget_bytes = 0;               ///< 0: none
   std::string policy;                          ///< --gradient_checkpointing; empty: keep everything, or optimal when there is a budget
@@ -38,6 +39,7 @@ struct RunPlanRequest {
   std::int64_t update_ns = 0;        ///< that clipping and an update take; 0: guessed from their bytes
   /// Times in training over times of stages that are measured one by one. 0: found out by running the chosen plan before it is used.
   double time_ratio = 0.0;
+  std::int64_t update_scratch_bytes = 0;                     ///< that summing gradients over ranks takes
   std::int64_t slack_bytes = 0;                              ///< of the budget, to be left free
   bool with_alternatives = false;                            ///< also say what half and double the budget would give
   std::vector<Remedy> remedies;                              ///< for the error when nothing fits
@@ -45,13 +47,17 @@ struct RunPlanRequest {
   std::string cache_key;                                     ///< what they depend on: model, sizes, device, threads, version
   std::function<MicroBatch(std::int64_t num_samples)> load;  ///< a micro-batch to measure with
   std::shared_ptr<ProfileBook> book;                         ///< to go on with, of the same chain and load; null: a new one
+
+  std::int64_t rank_batch() const { return (global_batch + num_ranks - 1) / num_ranks; }  ///< the largest share of a rank
 };
 
-/// How a run is trained: the split of the global batch, the operations of each micro-batch, and what they are predicted to cost.
+/// How a run is trained: the split of each rank's share of the global batch, the operations of each micro-batch, and what they are
+/// predicted to cost.
 struct RunPlan {
-  std::int64_t global_batch = 1;
+  std::int64_t global_batch = 1;  ///< over all ranks
+  std::int64_t num_ranks = 1;
   std::int64_t micro_batch = 1;        ///< the largest of the micro-batches
-  std::int64_t num_micro_batches = 1;  ///< of a full window
+  std::int64_t num_micro_batches = 1;  ///< of the largest share of a full window
   std::map<std::int64_t, std::vector<Operation>> operations_by_size;
 
   bool update_in_backward = false;  ///< each parameter is updated, and its gradient freed, as soon as it is complete

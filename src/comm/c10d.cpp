@@ -1,0 +1,222 @@
+// Ranks connected by c10d's Gloo.
+#include <headroom/comm/rank_environment.h>
+
+#include <headroom/core/error.h>
+#include <headroom/core/torch_compat.h>
+
+#include "comm/packing.h"
+
+#include <fmt/format.h>
+#include <torch/torch.h>
+#include <torch/csrc/distributed/c10d/HashStore.hpp>
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
+#include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
+#include <torch/csrc/distributed/c10d/TCPStore.hpp>
+
+#include <algorithm>
+#include <cstdlib>
+#include <cstring>
+#include <utility>
+
+namespace headroom {
+namespace {
+
+using Milliseconds = std::chrono::milliseconds;
+using StorePtr = c10::intrusive_ptr<c10d::Store>;
+
+// What a library says starts with its own source file in brackets and may go on for lines.
+std::string short_reason(const std::exception& error) {
+  std::string text = error.what();
+  text = text.substr(0, text.find('\n'));
+  const std::size_t bracket = text.find("] ");
+  if (text.rfind('[', 0) == 0 && bracket != std::string::npos) text = text.substr(bracket + 2);
+  return text;
+}
+
+std::string remedy(Milliseconds timeout) {
+  return fmt::format(
+      "look at what the other ranks said, and start all of them again (--resume_from_checkpoint goes on from a snapshot; "
+      "--ddp_timeout, now {} s, is how long a rank waits)",
+      std::chrono::duration_cast<std::chrono::seconds>(timeout).count());
+}
+
+class GlooCommunicator final : public Communicator {
+ public:
+  GlooCommunicator(const StorePtr& store, std::int64_t rank, std::int64_t size, const std::string& address, Milliseconds timeout)
+      : rank_(rank), size_(size), timeout_(timeout) {
+    run("connecting to the other ranks", [&] {
+      auto options = c10d::ProcessGroupGloo::Options::create(timeout);
+      options->devices.push_back(device(address));
+      group_ = c10::make_intrusive<c10d::ProcessGroupGloo>(store, static_cast<int>(rank), static_cast<int>(size), options);
+    });
+    barrier();
+  }
+
+  std::int64_t rank() const override { return rank_; }
+  std::int64_t size() const override { return size_; }
+
+  void sum(const std::vector<at::Tensor>& tensors, const at::Tensor& scratch) override {
+    run("summing tensors", [&] { exchange_packed(tensors, Wire::kNumbers, scratch, [this](at::Tensor& flat) { sum_flat(flat); }); });
+  }
+
+  void broadcast(const std::vector<at::Tensor>& tensors, const at::Tensor& scratch) override {
+    run("taking over tensors of rank 0",
+        [&] { exchange_packed(tensors, Wire::kBytes, scratch, [this](at::Tensor& flat) { broadcast_flat(flat); }); });
+  }
+
+  std::string broadcast_bytes(const std::string& bytes) override {
+    std::string result = bytes;
+    run("taking over a message of rank 0", [&] {
+      auto length = static_cast<std::int64_t>(bytes.size());
+      at::Tensor length_view = at::from_blob(&length, {1}, at::kLong);
+      broadcast_flat(length_view);
+      result.resize(static_cast<std::size_t>(length));
+      if (length == 0) return;
+      at::Tensor view = at::from_blob(result.data(), {length}, at::kByte);
+      broadcast_flat(view);
+    });
+    return result;
+  }
+
+  // Every rank fills its own slot of zeros, and the sum is all slots. Only when a message is longer than a slot is there a second round.
+  std::vector<std::string> gather(const std::string& bytes) override {
+    constexpr std::size_t kUsualBytes = 256;
+    std::vector<std::string> result;
+    run("telling the other ranks how it stands", [&] {
+      std::size_t longest = kUsualBytes;
+      result = gather_slots(bytes, kUsualBytes, longest);
+      if (longest > kUsualBytes) result = gather_slots(bytes, longest, longest);
+    });
+    return result;
+  }
+
+  void leave() noexcept override { group_.reset(); }
+
+ private:
+  static std::shared_ptr<::gloo::transport::Device> device(const std::string& address) {
+    if (const char* interface = std::getenv("GLOO_SOCKET_IFNAME")) return c10d::ProcessGroupGloo::createDeviceForInterface(interface);
+    const bool is_here = address == "localhost" || address.rfind("127.", 0) == 0;
+    return is_here ? c10d::ProcessGroupGloo::createDeviceForHostname("127.0.0.1") : c10d::ProcessGroupGloo::createDefaultDevice();
+  }
+
+  template <typename Call>
+  void run(const char* what, const Call& call) {
+    if (!group_ && has_joined_) throw CommError(fmt::format("rank {} of {}: {} after it left the other ranks", rank_, size_, what));
+    std::string reason;
+    try {
+      call();
+      has_joined_ = true;
+      return;
+    } catch (const c10::OutOfMemoryError&) {
+      leave();
+      throw;
+    } catch (const std::exception& error) {
+      reason = short_reason(error);
+    }
+    leave();
+    has_joined_ = true;
+    throw CommError(fmt::format("rank {} of {} lost another rank while {} ({}); {}", rank_, size_, what, reason, remedy(timeout_)));
+  }
+
+  void sum_flat(at::Tensor& flat) {
+    std::vector<at::Tensor> list{flat};
+    group_->allreduce(list)->wait();
+  }
+
+  void broadcast_flat(at::Tensor& flat) {
+    std::vector<at::Tensor> list{flat};
+    group_->broadcast(list)->wait();
+  }
+
+  // A slot is a length and the bytes, as far as they fit. Sets `longest` to the longest message.
+  std::vector<std::string> gather_slots(const std::string& bytes, std::size_t slot_bytes, std::size_t& longest) {
+    const std::size_t stride = sizeof(std::uint64_t) + slot_bytes;
+    std::string slots(stride * static_cast<std::size_t>(size_), '\0');
+    char* mine = slots.data() + stride * static_cast<std::size_t>(rank_);
+    const std::uint64_t length = bytes.size();
+    std::memcpy(mine, &length, sizeof(length));
+    std::copy_n(bytes.begin(), std::min(bytes.size(), slot_bytes), mine + sizeof(length));
+    at::Tensor view = at::from_blob(slots.data(), {static_cast<std::int64_t>(slots.size())}, at::kByte);
+    sum_flat(view);
+    std::vector<std::string> result;
+    for (std::size_t slot = 0; slot < static_cast<std::size_t>(size_); ++slot) {
+      std::uint64_t count = 0;
+      std::memcpy(&count, slots.data() + slot * stride, sizeof(count));
+      longest = std::max<std::size_t>(longest, count);
+      result.emplace_back(slots.data() + slot * stride + sizeof(count), std::min<std::size_t>(count, slot_bytes));
+    }
+    return result;
+  }
+
+  std::int64_t rank_;
+  std::int64_t size_;
+  Milliseconds timeout_;
+  c10::intrusive_ptr<c10d::ProcessGroupGloo> group_;
+  bool has_joined_ = false;
+};
+
+StorePtr open_store(const std::string& host, std::int64_t port, bool is_server, Milliseconds timeout) {
+  c10d::TCPStoreOptions options;
+  options.port = static_cast<std::uint16_t>(port);
+  options.isServer = is_server;
+  options.waitWorkers = false;  // connecting to each other waits for them
+  options.timeout = timeout;
+  LibUv<c10d::TCPStoreOptions>::switch_off(options);
+  return c10::make_intrusive<c10d::TCPStore>(host, options);
+}
+
+}  // namespace
+
+std::unique_ptr<Communicator> join_ranks(const RankEnvironment& environment, Milliseconds timeout) {
+  if (environment.size == 1) return make_single_communicator();
+  const bool is_server = environment.rank == 0 && !environment.has_store;
+  std::string reason;
+  try {
+    StorePtr store = open_store(environment.address, environment.port, is_server, timeout);
+    store = c10::make_intrusive<c10d::PrefixStore>(environment.store_prefix + "/headroom", std::move(store));
+    return std::make_unique<GlooCommunicator>(store, environment.rank, environment.size, environment.address, timeout);
+  } catch (const CommError&) {
+    throw;
+  } catch (const std::exception& error) {
+    reason = short_reason(error);
+  }
+  throw CommError(fmt::format("rank {} of {} cannot {} {}:{} ({}); {}", environment.rank, environment.size,
+                              is_server ? "open the meeting place" : "reach the meeting place", environment.address, environment.port,
+                              reason, is_server ? "choose another MASTER_PORT" : remedy(timeout)));
+}
+
+std::function<std::unique_ptr<Communicator>(std::int64_t rank)> make_thread_communicators(std::int64_t size, Milliseconds timeout) {
+  const StorePtr store = c10::make_intrusive<c10d::HashStore>();
+  return [store, size, timeout](std::int64_t rank) -> std::unique_ptr<Communicator> {
+    if (size == 1) return make_single_communicator();
+    return std::make_unique<GlooCommunicator>(store, rank, size, "127.0.0.1", timeout);
+  };
+}
+
+struct MeetingPlace::Store {
+  c10::intrusive_ptr<c10d::TCPStore> store;
+};
+
+MeetingPlace::MeetingPlace() : store_(std::make_unique<Store>()) {
+  try {
+    const StorePtr store = open_store("127.0.0.1", 0, /*is_server=*/true, std::chrono::seconds(30));
+    store_->store = c10::dynamic_intrusive_pointer_cast<c10d::TCPStore>(store);
+  } catch (const std::exception& error) {
+    throw CommError(fmt::format("no port can be opened for ranks to meet ({})", short_reason(error)));
+  }
+}
+
+MeetingPlace::~MeetingPlace() = default;
+
+RankEnvironment MeetingPlace::environment(std::int64_t rank, std::int64_t size) const {
+  RankEnvironment result;
+  result.is_given = true;
+  result.rank = rank;
+  result.size = result.local_size = size;
+  result.address = "127.0.0.1";
+  result.port = store_->store->getPort();
+  result.has_store = true;
+  return result;
+}
+
+}  // namespace headroom

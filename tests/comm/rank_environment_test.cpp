@@ -1,0 +1,129 @@
+#include <headroom/comm/rank_environment.h>
+
+#include <headroom/core/error.h>
+
+#include <gtest/gtest.h>
+
+#include "comm/rank_threads.h"
+
+#include <array>
+#include <cstdlib>
+#include <map>
+#include <string>
+#include <thread>
+
+namespace headroom {
+namespace {
+
+using namespace headroom::testing;
+using Variables = std::map<std::string, std::string>;
+
+// The environment has these variables, of those that matter, and no others.
+RankEnvironment read_with(const Variables& variables) {
+  for (const char* name : {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "LOCAL_RANK", "LOCAL_WORLD_SIZE",
+                           "TORCHELASTIC_USE_AGENT_STORE", "TORCHELASTIC_RESTART_COUNT"}) {
+    const auto found = variables.find(name);
+    if (found == variables.end()) {
+      ::unsetenv(name);
+    } else {
+      ::setenv(name, found->second.c_str(), 1);
+    }
+  }
+  return RankEnvironment::read();
+}
+
+TEST(RankEnvironment, WithoutVariablesThereIsOneRank) {
+  const RankEnvironment environment = read_with({{"MASTER_ADDR", "somewhere"}});
+  EXPECT_FALSE(environment.is_given);
+  EXPECT_EQ(environment.size, 1);
+  EXPECT_EQ(join_ranks(environment, kTestTimeout)->size(), 1);
+}
+
+TEST(RankEnvironment, ReadsWhatTorchrunSets) {
+  const RankEnvironment environment = read_with({{"RANK", "5"},
+                                                 {"WORLD_SIZE", "8"},
+                                                 {"MASTER_ADDR", "node0"},
+                                                 {"MASTER_PORT", "29500"},
+                                                 {"LOCAL_RANK", "1"},
+                                                 {"LOCAL_WORLD_SIZE", "4"},
+                                                 {"TORCHELASTIC_USE_AGENT_STORE", "True"},
+                                                 {"TORCHELASTIC_RESTART_COUNT", "2"}});
+  EXPECT_TRUE(environment.is_given);
+  EXPECT_EQ(environment.rank, 5);
+  EXPECT_EQ(environment.size, 8);
+  EXPECT_EQ(environment.local_size, 4);
+  EXPECT_EQ(environment.address, "node0");
+  EXPECT_EQ(environment.port, 29500);
+  EXPECT_TRUE(environment.has_store);
+  EXPECT_NE(environment.store_prefix.find('2'), std::string::npos);
+}
+
+TEST(RankEnvironment, RanksThatMeetOnTheLoopbackAddressShareThisMachine) {
+  const Variables variables = {{"RANK", "0"}, {"WORLD_SIZE", "3"}, {"MASTER_ADDR", "127.0.0.1"}, {"MASTER_PORT", "1234"}};
+  EXPECT_EQ(read_with(variables).local_size, 3);
+  Variables elsewhere = variables;
+  elsewhere["MASTER_ADDR"] = "node0";
+  EXPECT_EQ(read_with(elsewhere).local_size, 1);
+  EXPECT_EQ(read_with({{"RANK", "0"}, {"WORLD_SIZE", "1"}}).size, 1) << "one rank meets nobody";
+}
+
+TEST(RankEnvironment, RefusesVariablesThatAreIncompleteOrContradictEachOther) {
+  const Variables good = {{"RANK", "1"}, {"WORLD_SIZE", "2"}, {"MASTER_ADDR", "127.0.0.1"}, {"MASTER_PORT", "1234"}};
+  ASSERT_NO_THROW(read_with(good));
+  const std::vector<std::pair<std::string, std::string>> changes = {
+      {"RANK", ""},         {"WORLD_SIZE", ""},       {"MASTER_ADDR", ""},       {"MASTER_PORT", ""},
+      {"RANK", "2"},        {"RANK", "-1"},           {"RANK", "one"},           {"WORLD_SIZE", "0"},
+      {"MASTER_PORT", "0"}, {"MASTER_PORT", "70000"}, {"LOCAL_WORLD_SIZE", "3"}, {"LOCAL_WORLD_SIZE", "0"}};
+  for (const auto& [name, value] : changes) {
+    Variables bad = good;
+    bad[name] = value;
+    try {
+      read_with(bad);
+      ADD_FAILURE() << name << "=" << value << " was accepted";
+    } catch (const ConfigError& error) {
+      EXPECT_NE(std::string(error.what()).find(name), std::string::npos) << error.what();
+    }
+  }
+  Variables local = good;
+  local["LOCAL_RANK"] = "2";
+  local["LOCAL_WORLD_SIZE"] = "2";
+  EXPECT_THROW(read_with(local), ConfigError);
+}
+
+TEST(RankEnvironment, RanksMeetOnAFreePort) {
+  const MeetingPlace place;
+  std::vector<std::thread> threads;
+  std::array<std::vector<std::string>, 2> gathered;
+  for (std::int64_t rank = 0; rank < 2; ++rank) {
+    threads.emplace_back([&, rank] {
+      const auto comm = join_ranks(place.environment(rank, 2), kTestTimeout);
+      gathered[static_cast<std::size_t>(rank)] = comm->gather(std::to_string(comm->rank()));
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_EQ(gathered[0], (std::vector<std::string>{"0", "1"}));
+  EXPECT_EQ(gathered[1], gathered[0]);
+  const RankEnvironment one = place.environment(1, 2);
+  Variables variables;
+  for (const auto& [name, value] : one.variables()) variables[name] = value;
+  const RankEnvironment read = read_with(variables);
+  EXPECT_EQ(read.rank, 1);
+  EXPECT_EQ(read.port, one.port);
+  EXPECT_TRUE(read.has_store);
+}
+
+TEST(RankEnvironment, ARankThatNobodyMeetsGivesUp) {
+  const MeetingPlace place;
+  EXPECT_THROW(join_ranks(place.environment(0, 2), std::chrono::seconds(1)), CommError);
+  RankEnvironment nowhere = place.environment(1, 2);
+  nowhere.port = 1;
+  try {
+    join_ranks(nowhere, std::chrono::seconds(1));
+    FAIL() << "met somebody at port 1";
+  } catch (const CommError& error) {
+    EXPECT_NE(std::string(error.what()).find("127.0.0.1:1"), std::string::npos) << error.what();
+  }
+}
+
+}  // namespace
+}  // namespace headroom
