@@ -3,6 +3,7 @@
 #include <headroom/config/training_arguments.h>
 #include <headroom/core/error.h>
 #include <headroom/model/gpt.h>
+#include <headroom/model/vit.h>
 #include <headroom/ops/linear.h>
 
 #include <fmt/format.h>
@@ -150,14 +151,26 @@ ZooModel make_zoo_gpt(const std::string& name, const std::string& text) {
   return {make_gpt(config), input};
 }
 
+ZooModel make_zoo_vit(const std::string& name, const std::string& text) {
+  const VitConfig config = vit_config(name, text);
+  ModelInput input;
+  input.channels = config.channels;
+  input.rows = config.rows;
+  input.columns = config.columns;
+  input.num_classes = config.classes;
+  return {make_vit(config), input};
+}
+
 using Makers = std::map<std::string, std::function<ZooModel(const std::string&)>>;
 
 const Makers& makers() {
   static const Makers table = [] {
     Makers all{{"mlp", make_mlp}, {"nin", make_nin}, {"resnet", make_resnet}};
-    for (const std::string& name : gpt_names()) {
-      all[name] = [name](const std::string& config) { return make_zoo_gpt(name, config); };
-    }
+    const auto add = [&](const std::vector<std::string>& names, ZooModel (*make)(const std::string&, const std::string&)) {
+      for (const std::string& name : names) all[name] = [=](const std::string& config) { return make(name, config); };
+    };
+    add(gpt_names(), make_zoo_gpt);
+    add(vit_names(), make_zoo_vit);
     return all;
   }();
   return table;

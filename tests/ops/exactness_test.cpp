@@ -6,6 +6,7 @@
 #include <headroom/ops/embedding.h>
 #include <headroom/ops/layer_norm.h>
 #include <headroom/ops/linear.h>
+#include <headroom/ops/patch_embedding.h>
 #include <headroom/ops/transformer.h>
 
 #include "ops/twins.h"
@@ -376,6 +377,47 @@ TEST(Exactness, BlockByFiniteDifferences) {
   }
 }
 
+// Images of 2 x 3 patches, a projection with or without a bias, a class token and positions.
+Inputs patch_inputs(std::int64_t num_samples, std::int64_t channels, std::int64_t patch, std::int64_t width, bool bias) {
+  return {torch::randn({num_samples, channels, 2 * patch, 3 * patch}), torch::randn({width, channels * patch * patch}),
+          bias ? torch::randn({width}) : Tensor(), torch::randn({1, 1, width}), torch::randn({1, 7, width})};
+}
+
+TEST(Exactness, PatchEmbeddingIsAConvolution) {
+  const auto twin = [](const Inputs& in, const Tensor& images, std::int64_t patch) {
+    const Tensor kernel = in[0].view({in[0].size(0), images.size(1), patch, patch});
+    const Tensor patches = torch::conv2d(images.to(in[0].scalar_type()), kernel, in[1], patch).flatten(2).transpose(1, 2);
+    return torch::cat({in[2].expand({images.size(0), 1, -1}), patches}, 1) + in[3];
+  };
+  for (const std::int64_t num_samples : {1, 5}) {
+    for (const std::int64_t channels : {1, 3}) {
+      for (const std::int64_t patch : {1, 4}) {
+        SCOPED_TRACE(testing::Message() << num_samples << " images, " << channels << " channels, patches of " << patch);
+        torch::manual_seed(patch);
+        Inputs weights = patch_inputs(num_samples, channels, patch, 21, channels == 3);
+        const Tensor images = weights[0];
+        weights.erase(weights.begin());
+        for (const auto type : {torch::kFloat, torch::kDouble}) {
+          expect_equal(
+              [&](const Inputs& in) {
+                return patch_embedding(images.to(type), patch, {in[0], in[1], in[2], in[3]});
+              },
+              [&](const Inputs& in) { return twin(in, images, patch); }, weights, tolerance_of(type), type);
+        }
+      }
+    }
+  }
+}
+
+TEST(Exactness, PatchEmbeddingByFiniteDifferencesInTheImagesToo) {
+  torch::manual_seed(9);
+  expect_finite_differences(
+      [](const Inputs& in) {
+        return patch_embedding(in[0], 2, {in[1], in[2], in[3], in[4]});
+      },
+      patch_inputs(2, 1, 2, 3, true));
+}
+
 TEST(Exactness, LinearAndEmbeddingAndDropoutInBothTypes) {
   for (const auto type : {torch::kFloat, torch::kDouble}) {
     torch::manual_seed(7);
@@ -445,6 +487,12 @@ std::vector<Named> everything() {
           {"linear_cross_entropy",
            [=](const Inputs& in) { return linear_cross_entropy(in[0], in[1], targets); },
            {torch::randn({600, 48}), torch::randn({90, 48})},
+           true},
+          {"patch_embedding",
+           [images = torch::randn({6, 2, 8, 12})](const Inputs& in) {
+             return patch_embedding(images, 4, {in[0], in[1], in[2], in[3]});
+           },
+           {torch::randn({40, 32}), torch::randn({40}), torch::randn({1, 1, 40}), torch::randn({1, 7, 40})},
            true},
           {"mlp",
            [=](const Inputs& in) {

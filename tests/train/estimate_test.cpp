@@ -72,7 +72,10 @@ INSTANTIATE_TEST_SUITE_P(
     Models, Estimates,
     ::testing::Values(RunCase{"mlp", "hidden=64,layers=6", 8, 0, "adamw"}, RunCase{"nin", "width=4,rows=14,columns=14", 8, 0, "sgd"},
                       RunCase{"resnet", "blocks=12,width=4,rows=10,columns=10", 8, 0, "adamw"},
-                      RunCase{"gpt", "n_layer=4,n_head=2,n_embd=32,block_size=32,vocab_size=64,dropout=0.1", 8, 0, "adafactor"}),
+                      RunCase{"gpt", "n_layer=4,n_head=2,n_embd=32,block_size=32,vocab_size=64,dropout=0.1", 8, 0, "adafactor"},
+                      RunCase{"vit",
+                              "num_hidden_layers=4,num_attention_heads=2,hidden_size=32,intermediate_size=64,image_size=20,dropout=0.1", 8,
+                              0, "adamw"}),
     [](const auto& which) { return which.param.model; });
 
 TEST(Estimate, OfALargeModelTakesNoMemory) {

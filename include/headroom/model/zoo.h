@@ -31,6 +31,7 @@ struct ZooModel {
 ///   mlp     hidden=512, layers=2: 784-512-512-10 with ReLU
 ///   nin     width=32: convolutions and 1x1 convolutions with BatchNorm, global average pooling
 ///   resnet  blocks=8, width=16, norm=1: residual blocks of two 3x3 convolutions, with BatchNorm when norm=1
+///   vit, vit-b16, vit-l16                         see model/vit.h
 ///   gpt, gpt2, gpt2-medium, gpt2-large, gpt2-xl   see model/gpt.h
 /// Image models also take channels, rows, columns and classes.
 ZooModel make_model(const std::string& name, const std::string& config);
