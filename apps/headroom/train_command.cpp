@@ -58,7 +58,9 @@ Command add_train_command(CLI::App& app) {
   return [flags] {
     const TrainingArguments arguments = flags->arguments();
     const Task task = make_task(arguments);
-    if (arguments.sample && !task.tokenizer) throw ConfigError("--sample needs text to train on: --model gpt with --dataset TEXT");
+    if (arguments.sample && (!task.tokenizer || task.model.input.num_chosen > 0)) {
+      throw ConfigError("--sample needs a model that continues text, and text to train on: --model gpt with --dataset TEXT");
+    }
     for (const std::string& warning : runtime_info().warnings) log_warning(warning);
     Trainer trainer(arguments, task.model.chain, task.train_data, task.eval_data);
     std::signal(SIGINT, stop_at_signal);

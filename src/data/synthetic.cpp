@@ -1,23 +1,14 @@
 #include <headroom/data/dataset.h>
 
+#include "data/counter_random.h"
+#include "data/token_rows.h"
+
 #include <torch/types.h>
 
 #include <cmath>
 
 namespace headroom {
 namespace {
-
-// A counter-based generator: the value depends on (seed, index, position) alone, so that samples come out the same in any order.
-std::uint64_t mix(std::uint64_t x) {
-  x += 0x9e3779b97f4a7c15ULL;
-  x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9ULL;
-  x = (x ^ (x >> 27)) * 0x94d049bb133111ebULL;
-  return x ^ (x >> 31);
-}
-
-std::uint64_t draw(std::uint64_t seed, std::int64_t index, std::int64_t position) {
-  return mix(mix(seed ^ mix(static_cast<std::uint64_t>(index))) + static_cast<std::uint64_t>(position));
-}
 
 // The sum of four uniform 16-bit parts, centred and scaled to variance 1: close enough to normal, and cheap.
 float draw_normal(std::uint64_t bits) {
@@ -54,39 +45,19 @@ class SyntheticImages final : public Dataset {
   std::uint64_t seed_;
 };
 
-class SyntheticTokens final : public Dataset {
+class SyntheticRows final : public TokenRows {
  public:
-  SyntheticTokens(std::int64_t num_samples, std::int64_t length, std::int64_t vocabulary, std::uint64_t seed)
-      : num_samples_(num_samples), length_(length), vocabulary_(vocabulary), seed_(seed) {}
+  SyntheticRows(std::int64_t num_samples, std::int64_t vocabulary, std::uint64_t seed)
+      : num_samples_(num_samples), vocabulary_(vocabulary), seed_(seed) {}
 
   std::int64_t size() const override { return num_samples_; }
-
-  MicroBatch load(c10::ArrayRef<std::int64_t> indices) const override {
-    const auto count = static_cast<std::int64_t>(indices.size());
-    const at::Tensor inputs = at::empty({count, length_}, at::kLong);
-    const at::Tensor targets = at::empty({count, length_}, at::kLong);
-    auto* in = inputs.data_ptr<std::int64_t>();
-    auto* target = targets.data_ptr<std::int64_t>();
-    for (const std::int64_t index : indices) {
-      for (std::int64_t i = 0; i < length_; ++i) {
-        *in++ = token(index, i);
-        *target++ = token(index, i + 1);
-      }
-    }
-    return {{inputs}, {targets}, count, count * length_};
-  }
-
-  std::int64_t count_items(c10::ArrayRef<std::int64_t> indices) const override {
-    return static_cast<std::int64_t>(indices.size()) * length_;
+  void read(std::int64_t index, std::int64_t count, std::int64_t* out) const override {
+    for (std::int64_t i = 0; i < count; ++i)
+      out[i] = static_cast<std::int64_t>(draw(seed_, index, i) % static_cast<std::uint64_t>(vocabulary_));
   }
 
  private:
-  std::int64_t token(std::int64_t index, std::int64_t position) const {
-    return static_cast<std::int64_t>(draw(seed_, index, position) % static_cast<std::uint64_t>(vocabulary_));
-  }
-
   std::int64_t num_samples_;
-  std::int64_t length_;
   std::int64_t vocabulary_;
   std::uint64_t seed_;
 };
@@ -98,8 +69,9 @@ std::unique_ptr<Dataset> make_synthetic_images(std::int64_t num_samples, std::in
   return std::make_unique<SyntheticImages>(num_samples, std::vector<std::int64_t>{channels, rows, columns}, num_classes, seed);
 }
 
-std::unique_ptr<Dataset> make_synthetic_tokens(std::int64_t num_samples, std::int64_t length, std::int64_t vocabulary, std::uint64_t seed) {
-  return std::make_unique<SyntheticTokens>(num_samples, length, vocabulary, seed);
+std::unique_ptr<Dataset> make_synthetic_tokens(std::int64_t num_samples, std::int64_t length, std::int64_t vocabulary, std::uint64_t seed,
+                                               const std::optional<Masking>& masking) {
+  return make_token_dataset(std::make_unique<SyntheticRows>(num_samples, vocabulary, seed), length, vocabulary, masking);
 }
 
 }  // namespace headroom

@@ -6,11 +6,13 @@
 
 namespace headroom {
 
-std::vector<at::Tensor> BlockStage::forward(const std::vector<at::Tensor>& inputs, const MicroBatch& /*micro*/, int option) {
+std::vector<at::Tensor> BlockStage::forward(const std::vector<at::Tensor>& inputs, const MicroBatch& micro, int option) {
   BlockOptions options = options_;
   options.keep = static_cast<BlockKeep>(option);
   if (!module_->is_training()) options.attention.dropout_p = options.residual_dropout_p = 0.0;
-  return {transformer_block(inputs.at(0), attention_, mlp_, options)};
+  if (micro.inputs.size() > 1) options.attention.key_mask = micro.inputs[1];
+  const auto block = norms_ == NormPlace::kBefore ? transformer_block : post_norm_block;
+  return {block(inputs.at(0), attention_, mlp_, options)};
 }
 
 ConfigSetters encoder_setters(EncoderConfig& config) {
@@ -35,7 +37,8 @@ std::int64_t num_block_parameters(const EncoderConfig& config) {
   return config.num_hidden_layers * (attention + mlp + norms);
 }
 
-std::shared_ptr<Stage> make_encoder_block(const EncoderConfig& config, std::int64_t index, const std::string& kind, double norm_eps) {
+std::shared_ptr<Stage> make_encoder_block(const EncoderConfig& config, std::int64_t index, const std::string& kind,
+                                          const EncoderNorms& norms) {
   const std::int64_t width = config.hidden_size;
   const auto module = std::make_shared<GroupModule>();
   const auto attention = module->add("attention", std::make_shared<GroupModule>()),
@@ -48,12 +51,13 @@ std::shared_ptr<Stage> make_encoder_block(const EncoderConfig& config, std::int6
   options.num_heads = config.num_attention_heads;
   options.attention.dropout_p = config.attention_probs_dropout_prob;
   options.residual_dropout_p = config.hidden_dropout_prob;
-  options.norm_eps = norm_eps;
+  options.norm_eps = norms.eps;
   options.gelu = GeluKind::kExact;
   return std::make_shared<BlockStage>(
       fmt::format("block{}", index), kind, module,
       AttentionWeights{norm->weight, norm->bias, qkv->weight, qkv->bias, output->weight, output->bias},
-      MlpWeights{mlp_norm->weight, mlp_norm->bias, hidden->weight, hidden->bias, mlp_output->weight, mlp_output->bias}, options);
+      MlpWeights{mlp_norm->weight, mlp_norm->bias, hidden->weight, hidden->bias, mlp_output->weight, mlp_output->bias}, options,
+      norms.place);
 }
 
 std::vector<std::string> published_block_names(const std::string& chain_name, const std::string& layers,

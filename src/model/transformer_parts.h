@@ -47,17 +47,22 @@ class GroupModule : public torch::nn::Module {
   at::Tensor add_parameter(const std::string& name, const at::Tensor& initial) { return register_parameter(name, initial); }
 };
 
-/// A pre-norm transformer block. `module` owns the weights; dropout happens while it trains.
+/// Where the norms of a block are: before its halves, or after each.
+enum class NormPlace : int { kBefore, kAfter };
+
+/// A transformer block. `module` owns the weights; dropout happens while it trains. A second input of the micro-batch, (B, T) bool, says
+/// which tokens may be seen.
 class BlockStage final : public Stage {
  public:
   BlockStage(std::string name, std::string kind, std::shared_ptr<torch::nn::Module> module, AttentionWeights attention, MlpWeights mlp,
-             BlockOptions options)
+             BlockOptions options, NormPlace norms = NormPlace::kBefore)
       : Stage(std::move(name)),
         kind_(std::move(kind)),
         module_(std::move(module)),
         attention_(std::move(attention)),
         mlp_(std::move(mlp)),
-        options_(std::move(options)) {}
+        options_(std::move(options)),
+        norms_(norms) {}
 
   std::vector<at::Tensor> forward(const std::vector<at::Tensor>& inputs, const MicroBatch& micro, int option) override;
   std::vector<std::string> options() const override { return block_keep_names(); }
@@ -73,6 +78,7 @@ class BlockStage final : public Stage {
   AttentionWeights attention_;
   MlpWeights mlp_;
   BlockOptions options_;
+  NormPlace norms_;
 };
 
 /// The keys of an EncoderConfig, with "dropout" for both kinds at once.
@@ -81,8 +87,14 @@ ConfigSetters encoder_setters(EncoderConfig& config);
 /// Of all blocks. Throws ConfigError on sizes that do not fit each other.
 std::int64_t num_block_parameters(const EncoderConfig& config);
 
+struct EncoderNorms {
+  NormPlace place = NormPlace::kBefore;
+  double eps = 1e-5;
+};
+
 /// Block `index` of an encoder, with exact GELU. `kind` is "vit_block", say.
-std::shared_ptr<Stage> make_encoder_block(const EncoderConfig& config, std::int64_t index, const std::string& kind, double norm_eps);
+std::shared_ptr<Stage> make_encoder_block(const EncoderConfig& config, std::int64_t index, const std::string& kind,
+                                          const EncoderNorms& norms);
 
 /// The names of a block's parameter in a published model: `layers` is what stands before the block's number, and `parts` what our parts
 /// ("attention.norm", "attention.qkv", "attention.output", "mlp.norm", "mlp.hidden", "mlp.output") are called there.

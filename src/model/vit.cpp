@@ -127,7 +127,7 @@ Chain make_vit(const VitConfig& config) {
   Chain chain;
   chain.add(std::make_shared<VitEmbedding>(config));
   for (std::int64_t layer = 0; layer < config.num_hidden_layers; ++layer) {
-    chain.add(make_encoder_block(config, layer, "vit_block", kNormEps));
+    chain.add(make_encoder_block(config, layer, "vit_block", {NormPlace::kBefore, kNormEps}));
   }
   chain.add(std::make_shared<VitHead>(config));
   return chain;

@@ -2,6 +2,7 @@
 
 #include <headroom/config/training_arguments.h>
 #include <headroom/core/error.h>
+#include <headroom/model/bert.h>
 #include <headroom/model/gpt.h>
 #include <headroom/model/vit.h>
 #include <headroom/ops/linear.h>
@@ -151,6 +152,17 @@ ZooModel make_zoo_gpt(const std::string& name, const std::string& text) {
   return {make_gpt(config), input};
 }
 
+ZooModel make_zoo_bert(const std::string& name, const std::string& text) {
+  const BertConfig config = bert_config(name, text);
+  ModelInput input;
+  input.kind = ModelInput::Kind::kTokens;
+  input.length = config.length;
+  input.vocabulary = config.vocab_size;
+  input.num_chosen = num_chosen(config);
+  input.mask_token = config.mask_token;
+  return {make_bert(config), input};
+}
+
 ZooModel make_zoo_vit(const std::string& name, const std::string& text) {
   const VitConfig config = vit_config(name, text);
   ModelInput input;
@@ -171,6 +183,7 @@ const Makers& makers() {
     };
     add(gpt_names(), make_zoo_gpt);
     add(vit_names(), make_zoo_vit);
+    add(bert_names(), make_zoo_bert);
     return all;
   }();
   return table;

@@ -1,5 +1,6 @@
-// Our ViT against the usual one in PyTorch, from the same weights and data.
+// Our BERT and ViT against the usual ones in PyTorch, from the same weights and data.
 
+#include <headroom/model/bert.h>
 #include <headroom/model/vit.h>
 
 #include "model/parity_run.h"
@@ -35,6 +36,36 @@ TEST(EncoderParity, VitEqualsPyTorch) {
   run.write("targets.bin", {classes});
   std::vector<MicroBatch> batches;
   for (std::int64_t i = 0; i < kUpdates; ++i) batches.push_back({{images[i]}, {classes[i]}, kBatch, kBatch});
+  run.compare(kScript, batches);
+}
+
+// With padding: every third sample ends early, and what is to be guessed lies before.
+TEST(EncoderParity, BertEqualsPyTorch) {
+  constexpr std::int64_t kBatch = 3, kLength = 30, kChosen = 5, kVocabulary = 211;
+  torch::manual_seed(13);
+  const BertConfig config =
+      bert_config("bert-base",
+                  "num_hidden_layers=3,num_attention_heads=4,hidden_size=48,intermediate_size=100,max_position_embeddings=37,dropout=0,"
+                  "vocab_size=211,length=30");
+  const testing::ParityRun run("bert", make_bert(config),
+                               [](const std::string& name) { return fmt::format("{}", fmt::join(bert_parameter_names(name), " ")); });
+  run.write_text(
+      "config.json",
+      fmt::format(R"({{"model": "bert", "batch": {}, "vocab_size": {}, "max_position_embeddings": 37, "type_vocab_size": 2, {}}})", kBatch,
+                  kVocabulary, encoder_json(config)));
+  const at::Tensor tokens = torch::randint(0, kVocabulary, {kUpdates, kBatch, kLength});
+  const at::Tensor targets = torch::randint(0, kVocabulary, {kUpdates, kBatch, kChosen});
+  const at::Tensor positions = std::get<1>(torch::rand({kUpdates, kBatch, 20}).topk(kChosen, -1));
+  const at::Tensor mask = torch::ones({kUpdates, kBatch, kLength}, torch::kBool);
+  mask.select(1, 2).slice(1, 20).fill_(false);
+  run.write("inputs.bin", {tokens});
+  run.write("targets.bin", {targets});
+  run.write("positions.bin", {positions});
+  run.write("mask.bin", {mask});
+  std::vector<MicroBatch> batches;
+  for (std::int64_t i = 0; i < kUpdates; ++i) {
+    batches.push_back({{tokens[i], mask[i]}, {targets[i], positions[i]}, kBatch, kBatch * kChosen});
+  }
   run.compare(kScript, batches);
 }
 

@@ -7,7 +7,10 @@
 #include <headroom/ops/layer_norm.h>
 #include <headroom/ops/linear.h>
 #include <headroom/ops/patch_embedding.h>
+#include <headroom/ops/rows_at.h>
 #include <headroom/ops/transformer.h>
+
+#include <headroom/core/error.h>
 
 #include "ops/twins.h"
 
@@ -259,6 +262,26 @@ TEST(Exactness, LinearCrossEntropyOverRandomShapes) {
   }
 }
 
+TEST(Exactness, LinearCrossEntropyWithABias) {
+  const auto with = [](CrossEntropyOptions options, const Tensor& bias) {
+    options.bias = bias;
+    return options;
+  };
+  std::mt19937 random(7);
+  for (int i = 0; i < 30; ++i) {
+    const EntropyCase c = random_entropy(random, i >= 25);
+    SCOPED_TRACE(testing::Message() << "case " << i << ": " << c.num_rows << " rows of " << c.width << ", " << c.num_classes << " classes");
+    const twins::Function ours = [&](const Inputs& in) { return linear_cross_entropy(in[0], in[1], c.targets, with(c.options, in[2])); };
+    const Inputs inputs{torch::randn({c.num_rows, c.width}), torch::randn({c.num_classes, c.width}), torch::randn({c.num_classes}) * 2};
+    for (const auto type : {torch::kFloat, torch::kDouble}) {
+      expect_equal(
+          ours, [&](const Inputs& in) { return twins::linear_cross_entropy(in[0], in[1], c.targets, with(c.options, in[2])); }, inputs,
+          tolerance_of(type), type);
+    }
+    if (i >= 25) expect_finite_differences(ours, inputs);
+  }
+}
+
 TEST(Exactness, LinearCrossEntropyWithHugeLogitsIsAsExactAsFloatAllows) {
   for (const double scale : {10.0, 100.0, 1000.0}) {
     twins::FloatErrors errors;
@@ -319,6 +342,9 @@ Inputs block_inputs(std::int64_t num_samples, std::int64_t length, std::int64_t 
 AttentionWeights attention_of(const Inputs& in) { return {in[1], in[2], in[3], in[4], in[5], in[6]}; }
 MlpWeights mlp_of(const Inputs& in) { return {in[7], in[8], in[9], in[10], in[11], in[12]}; }
 Tensor run_block(const Inputs& in, const BlockOptions& options) { return transformer_block(in[0], attention_of(in), mlp_of(in), options); }
+Tensor run_post_norm(const Inputs& in, const BlockOptions& options) {
+  return post_norm_block(in[0], attention_of(in), mlp_of(in), options);
+}
 
 TEST(Exactness, MlpOverRandomShapes) {
   std::mt19937 random(5);
@@ -375,6 +401,57 @@ TEST(Exactness, BlockByFiniteDifferences) {
     torch::manual_seed(6);
     expect_finite_differences([&](const Inputs& in) { return run_block(in, options); }, block_inputs(1, 3, 4, 6, true));
   }
+}
+
+TEST(Exactness, PostNormBlockOverShapesPaddingAndDropout) {
+  for (const std::int64_t length : {1, 9, 350}) {
+    for (const double p : {0.0, 0.25}) {
+      for (const bool biases : {true, false}) {
+        SCOPED_TRACE(testing::Message() << "T " << length << " dropout " << p << " biases " << biases);
+        BlockOptions options;
+        options.num_heads = 2;
+        options.gelu = GeluKind::kExact;
+        options.norm_eps = 1e-12;
+        options.attention.key_mask = torch::arange(length).unsqueeze(0) < torch::tensor({length, length / 2, std::int64_t{0}}).unsqueeze(1);
+        options.residual_dropout_p = p;
+        torch::manual_seed(8);
+        const Tensor ones = torch::ones({3 * length, 12});
+        const std::array<Tensor, 2> keep{dropout(ones, p), dropout(ones, p)};
+        torch::manual_seed(length);
+        expect_equal(
+            [&](const Inputs& in) {
+              torch::manual_seed(8);
+              return run_post_norm(in, options);
+            },
+            [&](const Inputs& in) { return twins::post_norm_block(in[0], attention_of(in), mlp_of(in), options, keep); },
+            block_inputs(3, length, 12, 20, biases), 1e-5);
+      }
+    }
+  }
+}
+
+TEST(Exactness, PostNormBlockInDoubleAndByFiniteDifferences) {
+  BlockOptions options;
+  options.num_heads = 2;
+  options.gelu = GeluKind::kExact;
+  torch::manual_seed(6);
+  expect_equal([&](const Inputs& in) { return run_post_norm(in, options); },
+               [&](const Inputs& in) { return twins::post_norm_block(in[0], attention_of(in), mlp_of(in), options); },
+               block_inputs(2, 7, 12, 20, true), 1e-10, torch::kDouble);
+  expect_finite_differences([&](const Inputs& in) { return run_post_norm(in, options); }, block_inputs(1, 3, 4, 6, true));
+}
+
+TEST(Exactness, RowsAtGathersAndScatters) {
+  const Tensor positions = torch::tensor({{0, 4, 4}, {3, 1, 0}});  // one of them twice
+  const auto twin = [&](const Inputs& in) {
+    return in[0].gather(1, positions.unsqueeze(2).expand({2, 3, in[0].size(2)})).reshape({6, in[0].size(2)});
+  };
+  for (const auto type : {torch::kFloat, torch::kDouble}) {
+    torch::manual_seed(3);
+    expect_equal([&](const Inputs& in) { return rows_at(in[0], positions); }, twin, {torch::randn({2, 5, 7})}, 1e-6, type);
+  }
+  EXPECT_THROW(rows_at(torch::randn({2, 4, 7}), positions), DataError);
+  EXPECT_THROW(rows_at(torch::randn({3, 5, 7}), positions), ConfigError);
 }
 
 // Images of 2 x 3 patches, a projection with or without a bias, a class token and positions.
@@ -474,6 +551,7 @@ std::vector<Named> everything() {
   block.attention.causal = true;
   block.attention.dropout_p = block.residual_dropout_p = 0.1;
   const Tensor tokens = torch::randint(0, 50, {3, 200}), targets = torch::randint(0, 90, {600});
+  const Tensor positions = torch::randint(0, 40, {9, 6});
   return {{"attention", [=](const Inputs& in) { return attention(in[0], 3, attended); }, {torch::randn({2, 130, 3 * 3 * 24})}, false},
           {"layer_norm",
            [](const Inputs& in) { return layer_norm(in[0], in[1], in[2]); },
@@ -500,6 +578,16 @@ std::vector<Named> everything() {
            },
            {torch::randn({700, 32}), torch::randn({64, 32}), torch::randn({64}), torch::randn({32, 64}), torch::randn({32})},
            true},
+          {"rows_at", [=](const Inputs& in) { return rows_at(in[0], positions); }, {torch::randn({9, 40, 33})}, false},
+          {"linear_cross_entropy with a bias",
+           [=](const Inputs& in) {
+             CrossEntropyOptions options;
+             options.bias = in[2];
+             return linear_cross_entropy(in[0], in[1], targets, options);
+           },
+           {torch::randn({600, 48}), torch::randn({90, 48}), torch::randn({90})},
+           true},
+          {"post_norm_block", [=](const Inputs& in) { return run_post_norm(in, block); }, block_inputs(3, 120, 32, 64, true), true},
           {"transformer_block", [=](const Inputs& in) { return run_block(in, block); }, block_inputs(3, 120, 32, 64, true), true}};
 }
 

@@ -61,6 +61,10 @@ INSTANTIATE_TEST_SUITE_P(
                       RunCase{"vit",
                               "num_hidden_layers=4,num_attention_heads=2,hidden_size=32,intermediate_size=64,image_size=20,dropout=0.1", 8,
                               4, "adamw"},
+                      RunCase{"bert",
+                              "num_hidden_layers=4,num_attention_heads=2,hidden_size=32,intermediate_size=128,max_position_embeddings=40,"
+                              "length=32,vocab_size=64,dropout=0.1",
+                              8, 4, "adamw"},
                       RunCase{"mlp", "hidden=64,layers=6", 32, 8, "adamw", /*spills=*/true},
                       RunCase{"gpt", "n_layer=4,n_head=2,n_embd=32,block_size=32,vocab_size=64,dropout=0.1", 8, 4, "adamw",
                               /*spills=*/true}),

@@ -75,7 +75,11 @@ INSTANTIATE_TEST_SUITE_P(
                       RunCase{"gpt", "n_layer=4,n_head=2,n_embd=32,block_size=32,vocab_size=64,dropout=0.1", 8, 0, "adafactor"},
                       RunCase{"vit",
                               "num_hidden_layers=4,num_attention_heads=2,hidden_size=32,intermediate_size=64,image_size=20,dropout=0.1", 8,
-                              0, "adamw"}),
+                              0, "adamw"},
+                      RunCase{"bert",
+                              "num_hidden_layers=4,num_attention_heads=2,hidden_size=32,intermediate_size=128,max_position_embeddings=40,"
+                              "length=32,vocab_size=64,dropout=0.1",
+                              8, 0, "adamw"}),
     [](const auto& which) { return which.param.model; });
 
 TEST(Estimate, OfALargeModelTakesNoMemory) {
