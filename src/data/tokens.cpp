@@ -155,7 +155,7 @@ void check_length(const Tokens& tokens, std::int64_t length) {
   }
 }
 
-std::int32_t header_word(const MappedFile& file, int index) {
+std::int32_t header_word(const MappedFile& file, std::ptrdiff_t index) {
   std::int32_t word = 0;
   std::memcpy(&word, file.data() + index * 4, 4);
   return word;

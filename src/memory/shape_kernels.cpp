@@ -140,7 +140,7 @@ struct Convolution {
 Tensor convolution(const Tensor& input, const Tensor& weight, const MaybeTensor& bias, IntArrayRef stride, IntArrayRef padding,
                    IntArrayRef dilation, bool transposed, IntArrayRef output_padding, std::int64_t groups) {
   const Convolution call(input, stride, padding, dilation, transposed, output_padding, groups);
-  const Tensor output = floats(call.output_sizes(input, weight), input);
+  Tensor output = floats(call.output_sizes(input, weight), input);
   const Probe probe = [&](std::int64_t count) -> std::function<void()> {
     return [&, x = sample(input, count), w = whole(weight), b = whole(bias)] {
       at::convolution(x, w, b, call.stride, call.padding, call.dilation, transposed, call.output_padding, groups);

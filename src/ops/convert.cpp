@@ -1,11 +1,11 @@
 #include <headroom/ops/convert.h>
 
+#include "core/parallel.h"
 #include "ops/kernels.h"
 
 #include <headroom/core/error.h>
 
 #include <ATen/ATen.h>
-#include <ATen/Parallel.h>
 
 #include <algorithm>
 
@@ -20,7 +20,7 @@ std::uint16_t* bits(const at::Tensor& t) { return static_cast<std::uint16_t*>(t.
 
 template <class From, class To, class Kernel>
 void run(const From* from, To* to, std::int64_t count, Kernel kernel) {
-  at::parallel_for(0, count, kGrain, [&](std::int64_t begin, std::int64_t end) { kernel(from + begin, to + begin, end - begin); });
+  parallel_for(0, count, kGrain, [&](std::int64_t begin, std::int64_t end) { kernel(from + begin, to + begin, end - begin); });
 }
 
 // False when there is no kernel for the pair of types.
@@ -66,7 +66,7 @@ void round_to(const at::Tensor& x, at::ScalarType type) {
   constexpr std::int64_t kTile = 4096;  // stays in the first-level cache
   float* values = x.data_ptr<float>();
   const bool is_fp16 = type == at::kHalf;
-  at::parallel_for(0, x.numel(), kGrain, [&](std::int64_t begin, std::int64_t end) {
+  parallel_for(0, x.numel(), kGrain, [&](std::int64_t begin, std::int64_t end) {
     std::uint16_t half[kTile];
     for (std::int64_t first = begin; first < end; first += kTile) {
       const std::int64_t count = std::min(kTile, end - first);

@@ -1,5 +1,6 @@
 #include <headroom/ops/cross_entropy.h>
 
+#include "core/parallel.h"
 #include "ops/kernels.h"
 #include "ops/once.h"
 #include "ops/passes.h"
@@ -9,7 +10,6 @@
 #include <torch/csrc/autograd/custom_function.h>
 
 #include <ATen/ATen.h>
-#include <ATen/Parallel.h>
 
 #include <algorithm>
 #include <limits>
@@ -89,7 +89,7 @@ struct LinearCrossEntropy : torch::autograd::Function<LinearCrossEntropy> {
     const float* added = ops::present(bias) ? bias.data_ptr<float>() : nullptr;
     float* p = logits.data_ptr<float>();
     double* loss = losses.data_ptr<double>() + begin;
-    at::parallel_for(0, logits.size(0), 1, [&](std::int64_t first, std::int64_t last) {
+    parallel_for(0, logits.size(0), 1, [&](std::int64_t first, std::int64_t last) {
       kernels::cross_entropy_rows(p, added, target, weights, options.ignore_index, scale, gradients, loss, first, last, logits.size(1));
     });
   }

@@ -1,5 +1,6 @@
 #include <headroom/ops/embedding.h>
 
+#include "core/parallel.h"
 #include "ops/once.h"
 #include "ops/passes.h"
 #include "ops/sizes.h"
@@ -9,7 +10,6 @@
 #include <torch/csrc/autograd/custom_function.h>
 
 #include <ATen/ATen.h>
-#include <ATen/Parallel.h>
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -30,7 +30,7 @@ struct EmbeddingFunction : torch::autograd::Function<EmbeddingFunction> {
     const std::int64_t* index = tokens.data_ptr<std::int64_t>();
     const float *from = token_weight.data_ptr<float>(), *position = position_weight.data_ptr<float>();
     float* to = y.data_ptr<float>();
-    at::parallel_for(0, tokens.numel(), 64, [&](std::int64_t begin, std::int64_t end) {
+    parallel_for(0, tokens.numel(), 64, [&](std::int64_t begin, std::int64_t end) {
       for (std::int64_t i = begin; i < end; ++i) {
         const float *a = from + index[i] * width, *b = position + i % length * width;
         for (std::int64_t j = 0; j < width; ++j) to[i * width + j] = a[j] + b[j];
@@ -42,7 +42,8 @@ struct EmbeddingFunction : torch::autograd::Function<EmbeddingFunction> {
   static variable_list backward(AutogradContext* ctx, variable_list grads) {
     ops::check_differentiated_once("token_position_embedding");
     const variable_list saved = ctx->get_saved_variables();
-    const at::Tensor tokens = saved[0], dy = grads[0].contiguous();
+    const at::Tensor& tokens = saved[0];
+    const at::Tensor dy = grads[0].contiguous();
     const std::int64_t length = tokens.size(1), width = dy.size(2);
     const ops::ParameterGrad dtoken(saved[1], ctx->needs_input_grad(1)), dposition(saved[2], ctx->needs_input_grad(2));
     if (dy.is_meta()) return {{}, dtoken.returned, dposition.returned};
@@ -55,7 +56,7 @@ struct EmbeddingFunction : torch::autograd::Function<EmbeddingFunction> {
     float* by_position = dposition.wanted() ? dposition.gradient.data_ptr<float>() : nullptr;
     // Threads share the columns, not the rows: no two write to one place, and the order of each sum is that of the tokens.
     constexpr std::int64_t kColumns = 32;
-    at::parallel_for(0, (width + kColumns - 1) / kColumns, 1, [&](std::int64_t first, std::int64_t last) {
+    parallel_for(0, (width + kColumns - 1) / kColumns, 1, [&](std::int64_t first, std::int64_t last) {
       const std::int64_t begin = first * kColumns, end = std::min(width, last * kColumns);
       for (std::int64_t i = 0; i < tokens.numel(); ++i) {
         const float* row = from + i * width;

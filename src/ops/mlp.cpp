@@ -69,7 +69,8 @@ struct Mlp : torch::autograd::Function<Mlp> {
     const at::Tensor half_hidden =
         halves ? at::empty({num_rows, hidden_width}, x.options().dtype(*call.kept_type).requires_grad(false)) : at::Tensor();
     const at::Tensor gelu = full(wants && call.keep_gelu, hidden_width);
-    const at::Tensor out = at::empty_like(x), out_rows = out.view({num_rows, width});
+    at::Tensor out = at::empty_like(x);
+    const at::Tensor out_rows = out.view({num_rows, width});
     {
       const at::Tensor norm_piece = buffer(has_norm && !norm.defined(), width);
       const at::Tensor gelu_piece = buffer(!gelu.defined(), hidden_width);

@@ -1,5 +1,7 @@
 #include "ops/passes.h"
 
+#include "core/parallel.h"
+
 #include <headroom/core/blas_kernels.h>
 #include <headroom/core/error.h>
 #include <headroom/core/torch_compat.h>
@@ -9,7 +11,6 @@
 #include <ATen/ATen.h>
 #include <ATen/autocast_mode.h>
 #include <ATen/CPUGeneratorImpl.h>
-#include <ATen/Parallel.h>
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -28,7 +29,7 @@ std::int64_t rows_of(const at::Tensor& x) { return width_of(x) == 0 ? 0 : x.nume
 template <class Body>
 void for_rows(const at::Tensor& x, const Body& body) {
   const std::int64_t grain = std::max<std::int64_t>(1, 32768 / std::max<std::int64_t>(1, width_of(x)));
-  at::parallel_for(0, rows_of(x), grain, body);
+  parallel_for(0, rows_of(x), grain, body);
 }
 
 // Sums over rows in chunks whose number depends on the rows alone, so that the order of the sum is the same for any number of threads.
@@ -46,7 +47,7 @@ void sum_rows(const at::Tensor& x, std::initializer_list<Total> outs, const Body
   const at::Tensor partials = make_floats({num_chunks, num_sums * width}, x);
   if (x.is_meta()) return;
   float* base = partials.data_ptr<float>();
-  at::parallel_for(0, num_chunks, 1, [&](std::int64_t first, std::int64_t last) {
+  parallel_for(0, num_chunks, 1, [&](std::int64_t first, std::int64_t last) {
     for (std::int64_t chunk = first; chunk < last; ++chunk) {
       float* partial = base + chunk * num_sums * width;
       std::memset(partial, 0, static_cast<std::size_t>(num_sums * width) * sizeof(float));
@@ -66,7 +67,7 @@ void sum_rows(const at::Tensor& x, std::initializer_list<Total> outs, const Body
 template <class Body>
 void for_items(std::int64_t num_items, std::int64_t num_workers, const Body& body) {
   std::atomic<std::int64_t> next{0};
-  at::parallel_for(0, num_workers, 1, [&](std::int64_t worker, std::int64_t) {
+  parallel_for(0, num_workers, 1, [&](std::int64_t worker, std::int64_t) {
     for (std::int64_t item = next++; item < num_items; item = next++) body(item, worker);
   });
 }

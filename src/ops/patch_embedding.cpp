@@ -1,5 +1,6 @@
 #include <headroom/ops/patch_embedding.h>
 
+#include "core/parallel.h"
 #include "ops/once.h"
 #include "ops/passes.h"
 #include "ops/plain.h"
@@ -10,9 +11,9 @@
 #include <torch/csrc/autograd/custom_function.h>
 
 #include <ATen/ATen.h>
-#include <ATen/Parallel.h>
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cstring>
 
 namespace headroom {
@@ -36,18 +37,17 @@ void unfold(const at::Tensor& images, const Grid& grid, std::int64_t sample, con
   const float* image = images.data_ptr<float>() + sample * grid.channels * grid.rows * grid.columns;
   float* out = patches.data_ptr<float>();
   const std::int64_t across = grid.columns / grid.patch, size = grid.patch;
-  at::parallel_for(0, grid.num_patches(), std::max<std::int64_t>(1, 16384 / grid.patch_values()),
-                   [&](std::int64_t begin, std::int64_t end) {
-                     for (std::int64_t p = begin; p < end; ++p) {
-                       float* to = out + p * grid.patch_values();
-                       const float* corner = image + p / across * size * grid.columns + p % across * size;
-                       for (std::int64_t c = 0; c < grid.channels; ++c) {
-                         for (std::int64_t i = 0; i < size; ++i, to += size) {
-                           std::memcpy(to, corner + (c * grid.rows + i) * grid.columns, static_cast<std::size_t>(size) * sizeof(float));
-                         }
-                       }
-                     }
-                   });
+  parallel_for(0, grid.num_patches(), std::max<std::int64_t>(1, 16384 / grid.patch_values()), [&](std::int64_t begin, std::int64_t end) {
+    for (std::int64_t p = begin; p < end; ++p) {
+      float* to = out + p * grid.patch_values();
+      const float* corner = image + p / across * size * grid.columns + p % across * size;
+      for (std::int64_t c = 0; c < grid.channels; ++c) {
+        for (std::int64_t i = 0; i < size; ++i, to += size) {
+          std::memcpy(to, corner + (c * grid.rows + i) * grid.columns, static_cast<std::size_t>(size) * sizeof(float));
+        }
+      }
+    }
+  });
 }
 
 // to (T, C) = the positions, plus the class token in the first row and the bias in the others.
@@ -57,7 +57,7 @@ void start_sample(const at::Tensor& positions, const at::Tensor& class_token, co
   const float *from = positions.data_ptr<float>(), *first = class_token.data_ptr<float>();
   const float* others = ops::present(bias) ? bias.data_ptr<float>() : nullptr;
   float* out = to.data_ptr<float>();
-  at::parallel_for(0, to.size(0), 64, [&](std::int64_t begin, std::int64_t end) {
+  parallel_for(0, to.size(0), 64, [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t t = begin; t < end; ++t) {
       const float* added = t == 0 ? first : others;
       for (std::int64_t j = 0; j < width; ++j) out[t * width + j] = from[t * width + j] + (added == nullptr ? 0.0f : added[j]);
@@ -71,7 +71,7 @@ void sum_samples(const at::Tensor& d, const at::Tensor& sums) {
   const std::int64_t num_samples = d.size(0), count = sums.numel();
   const float* from = d.data_ptr<float>();
   float* to = sums.data_ptr<float>();
-  at::parallel_for(0, count, 4096, [&](std::int64_t begin, std::int64_t end) {
+  parallel_for(0, count, 4096, [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t i = begin; i < end; ++i) to[i] = 0.0f;
     for (std::int64_t b = 0; b < num_samples; ++b) {
       for (std::int64_t i = begin; i < end; ++i) to[i] += from[b * count + i];

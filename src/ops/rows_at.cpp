@@ -1,5 +1,6 @@
 #include <headroom/ops/rows_at.h>
 
+#include "core/parallel.h"
 #include "ops/once.h"
 #include "ops/passes.h"
 #include "ops/sizes.h"
@@ -7,7 +8,6 @@
 #include <torch/csrc/autograd/custom_function.h>
 
 #include <ATen/ATen.h>
-#include <ATen/Parallel.h>
 
 #include <cstring>
 
@@ -27,7 +27,7 @@ struct RowsAt : torch::autograd::Function<RowsAt> {
     const std::int64_t* position = positions.data_ptr<std::int64_t>();
     const float* from = x.data_ptr<float>();
     float* to = rows.data_ptr<float>();
-    at::parallel_for(0, positions.numel(), 64, [&](std::int64_t begin, std::int64_t end) {
+    parallel_for(0, positions.numel(), 64, [&](std::int64_t begin, std::int64_t end) {
       for (std::int64_t i = begin; i < end; ++i) {
         std::memcpy(to + i * width, from + (i / per_sample * length + position[i]) * width,
                     static_cast<std::size_t>(width) * sizeof(float));
@@ -47,7 +47,7 @@ struct RowsAt : torch::autograd::Function<RowsAt> {
     const float* from = drows.data_ptr<float>();
     float* to = dx.data_ptr<float>();
     // A position may be there twice: one thread has all of a sample.
-    at::parallel_for(0, num_samples, 1, [&](std::int64_t begin, std::int64_t end) {
+    parallel_for(0, num_samples, 1, [&](std::int64_t begin, std::int64_t end) {
       std::memset(to + begin * length * width, 0, static_cast<std::size_t>((end - begin) * length * width) * sizeof(float));
       for (std::int64_t i = begin * per_sample; i < end * per_sample; ++i) {
         float* row = to + (i / per_sample * length + position[i]) * width;

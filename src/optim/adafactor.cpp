@@ -33,7 +33,7 @@ template <typename Body>
 void for_chunks(std::int64_t count, std::int64_t elements, const Body& body) {
   const std::int64_t length = (count + kNumChunks - 1) / kNumChunks;
   const std::int64_t grain = elements < kElementsPerTask ? kNumChunks : 1;
-  at::parallel_for(0, kNumChunks, grain, [&](std::int64_t first, std::int64_t last) {
+  parallel_for(0, kNumChunks, grain, [&](std::int64_t first, std::int64_t last) {
     for (std::int64_t chunk = first; chunk < last; ++chunk) {
       const std::int64_t begin = std::min(chunk * length, count);
       body(chunk, begin, std::min(begin + length, count));

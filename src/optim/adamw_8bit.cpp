@@ -20,7 +20,7 @@ void update_quantized(const optim_kernels::AdamStep& step, at::Tensor& parameter
   const float* g = gradient.data_ptr<float>();
   const std::int64_t count = parameter.numel();
   constexpr std::int64_t kBlock = optim_kernels::kQuantizedBlock;
-  at::parallel_for(0, optim_kernels::num_blocks(count), kElementsPerTask / kBlock, [&](std::int64_t begin, std::int64_t end) {
+  parallel_for(0, optim_kernels::num_blocks(count), kElementsPerTask / kBlock, [&](std::int64_t begin, std::int64_t end) {
     const std::int64_t first = begin * kBlock;
     const std::int64_t last = std::min(end * kBlock, count);
     optim_kernels::adamw_8bit_update(step, static_cast<std::uint32_t>(state.step()), first, last - first, p, g, moments);

@@ -1,9 +1,10 @@
 #include <headroom/optim/clip.h>
 
+#include "core/parallel.h"
+
 #include <headroom/core/error.h>
 
 #include <ATen/Dispatch.h>
-#include <ATen/Parallel.h>
 
 #include <algorithm>
 #include <array>
@@ -47,7 +48,7 @@ double cpu_sum_of_squares(const at::Tensor& values, double scale) {
   std::vector<double> partial(num_chunks, 0.0);
   AT_DISPATCH_FLOATING_TYPES_AND2(at::kHalf, at::kBFloat16, values.scalar_type(), "headroom::global_norm", [&] {
     const scalar_t* data = values.data_ptr<scalar_t>();
-    at::parallel_for(0, num_chunks, 1, [&](std::int64_t begin, std::int64_t end) {
+    parallel_for(0, num_chunks, 1, [&](std::int64_t begin, std::int64_t end) {
       for (std::int64_t chunk = begin; chunk < end; ++chunk) {
         const std::int64_t start = chunk * kChunk;
         partial[chunk] = sum_of_squares(data + start, std::min(kChunk, size - start), scale);

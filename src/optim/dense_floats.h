@@ -1,7 +1,8 @@
 #pragma once
 
+#include "core/parallel.h"
+
 #include <ATen/core/Tensor.h>
-#include <ATen/Parallel.h>
 
 #include <algorithm>
 #include <cstdint>
@@ -24,7 +25,7 @@ inline bool are_dense_floats(std::initializer_list<const at::Tensor*> tensors) {
 /// Calls body(begin, end) for ranges of 0..count on all threads.
 template <typename Body>
 void for_ranges(std::int64_t count, const Body& body) {
-  at::parallel_for(0, count, kElementsPerTask, body);
+  parallel_for(0, count, kElementsPerTask, body);
 }
 
 }  // namespace headroom

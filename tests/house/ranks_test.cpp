@@ -12,7 +12,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-const std::map<std::string, int> kRanks = {{"core", 0},   {"config", 1}, {"ops", 1},  {"data", 2},    {"model", 2}, {"comm", 2},
+const std::map<std::string, int> kRanks = {{"core", 0},   {"config", 1}, {"ops", 1},   {"data", 2}, {"model", 2},   {"comm", 2},
                                            {"report", 2}, {"memory", 3}, {"optim", 3}, {"plan", 4}, {"execute", 5}, {"train", 6}};
 
 struct Include {
@@ -88,6 +88,23 @@ TEST(House, LibrariesStayInTheirRooms) {
       EXPECT_TRUE(include.is_source && include.room == "comm") << include.file;
     }
   }
+}
+
+// at::parallel_for itself would look like a race to a thread sanitizer.
+TEST(House, LoopsOnAllThreadsGoThroughCore) {
+  const fs::path root = fs::path(HEADROOM_SOURCE_DIR) / "src";
+  int num_loops = 0;
+  for (const auto& entry : fs::recursive_directory_iterator(root)) {
+    if (!entry.is_regular_file()) continue;
+    const std::string inside = fs::relative(entry.path(), root).string();
+    std::ifstream file(entry.path());
+    for (std::string line; std::getline(file, line);) {
+      if (line.find("parallel_for(") == std::string::npos) continue;
+      ++num_loops;
+      EXPECT_TRUE(inside == "core/parallel.h" || line.find("at::parallel_for(") == std::string::npos) << inside << ": " << line;
+    }
+  }
+  EXPECT_GT(num_loops, 5);
 }
 
 }  // namespace
