@@ -27,6 +27,9 @@ std::unique_ptr<Dataset> synthetic(const ModelInput& input, std::uint64_t seed) 
   if (input.kind == ModelInput::Kind::kTokens) {
     return make_synthetic_tokens(kSyntheticSamples, input.length, input.vocabulary, seed, masking(input, input.mask_token, seed));
   }
+  if (input.kind == ModelInput::Kind::kPairs) {
+    return make_synthetic_pairs(kSyntheticSamples, input.channels, input.rows, input.columns, input.length, input.vocabulary, seed);
+  }
   return make_synthetic_images(kSyntheticSamples, input.channels, input.rows, input.columns, input.num_classes, seed);
 }
 
@@ -101,6 +104,12 @@ void open_data(const TrainingArguments& arguments, Task& task) {
   if (arguments.dataset == "synthetic") {
     task.train_data = synthetic(input, static_cast<std::uint64_t>(arguments.seed));
     return;
+  }
+  if (input.kind == ModelInput::Kind::kPairs) {
+    throw ConfigError(
+        fmt::format("--model {} reads images with their texts, of which there is no file format yet: give --dataset synthetic, or a "
+                    "Dataset of your own to headroom::Trainer",
+                    arguments.model));
   }
   const std::string path = arguments.dataset == "fashion-mnist" ? kFashionMnistFolder : arguments.dataset;
   if (std::filesystem::is_directory(path) || arguments.dataset == "fashion-mnist") return open_images(path, input, arguments.model, task);

@@ -1,7 +1,7 @@
-"""The usual BERT and ViT in PyTorch, with Hugging Face's names: what ours are compared with, in numbers (parity) and in time and memory (serve).
+"""The usual BERT, ViT and CLIP in PyTorch, with Hugging Face's names: what ours are compared with, in numbers (parity) and in time and memory (serve).
 
 parity FOLDER   reads config.json, index.txt (a line per parameter of ours: its names here), weights.bin, inputs.bin, targets.bin and, for a
-                BERT, positions.bin and mask.bin; writes gradients.bin, trained.bin and losses.txt.
+                BERT, positions.bin and mask.bin, for a CLIP tokens.bin and ends.bin; writes gradients.bin, trained.bin and losses.txt.
 serve CONFIG    (JSON) prints the resident bytes at the start, then for each line on standard input runs one update and prints its seconds; at
                 the end, the peak bytes above the start. "way" is "layers" (nn.TransformerEncoder) or "written" (as in parity); "head" of a
                 BERT is "all" (logits of every token, as usual) or "chosen" (of those to be guessed).
@@ -139,8 +139,69 @@ class Vit(nn.Module):
         return F.cross_entropy(self.classifier(x[:, 0]), targets)
 
 
+class ClipLayer(nn.Module):
+    """The same block as Layer, with the names that CLIP's has."""
+
+    def __init__(self, config, causal):
+        super().__init__()
+        width, hidden = config["hidden_size"], config["intermediate_size"]
+        self.num_heads, self.causal = config["num_attention_heads"], causal
+        self.self_attn = box(**{name: nn.Linear(width, width) for name in ("q_proj", "k_proj", "v_proj", "out_proj")})
+        self.layer_norm1, self.layer_norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.mlp = box(fc1=nn.Linear(width, hidden), fc2=nn.Linear(hidden, width))
+
+    def forward(self, x):
+        B, T, C = x.size()
+        parts, h = self.self_attn, self.layer_norm1(x)
+        q, k, v = (part(h).view(B, T, self.num_heads, -1).transpose(1, 2) for part in (parts.q_proj, parts.k_proj, parts.v_proj))
+        scores = (q @ k.transpose(-2, -1)) / math.sqrt(q.size(-1))
+        if self.causal:
+            scores = scores.masked_fill(torch.ones(T, T, dtype=torch.bool).triu(1), float("-inf"))
+        x = x + parts.out_proj((F.softmax(scores, dim=-1) @ v).transpose(1, 2).reshape(B, T, C))
+        return x + self.mlp.fc2(F.gelu(self.mlp.fc1(self.layer_norm2(x))))
+
+
+class Clip(nn.Module):
+    """CLIPModel, with exact GELU."""
+
+    def __init__(self, config):
+        super().__init__()
+        vision, text = config["vision"], config["text"]
+        layers = lambda part, causal: box(layers=nn.ModuleList([ClipLayer(part, causal) for _ in range(part["num_hidden_layers"])]))
+        patch, width, text_width = config["patch_size"], vision["hidden_size"], text["hidden_size"]
+        num_patches = (config["rows"] // patch) * (config["columns"] // patch)
+        embeddings = box(patch_embedding=nn.Conv2d(config["channels"], width, patch, patch, bias=False),
+                         position_embedding=nn.Embedding(num_patches + 1, width))
+        embeddings.class_embedding = nn.Parameter(torch.zeros(width))
+        self.vision_model = box(embeddings=embeddings, pre_layrnorm=nn.LayerNorm(width), encoder=layers(vision, False),
+                                post_layernorm=nn.LayerNorm(width))
+        self.text_model = box(embeddings=box(token_embedding=nn.Embedding(config["vocab_size"], text_width),
+                                             position_embedding=nn.Embedding(config["length"], text_width)),
+                              encoder=layers(text, True), final_layer_norm=nn.LayerNorm(text_width))
+        self.visual_projection = nn.Linear(width, config["projection_dim"], bias=False)
+        self.text_projection = nn.Linear(text_width, config["projection_dim"], bias=False)
+        self.logit_scale = nn.Parameter(torch.tensor(math.log(1 / 0.07)))
+
+    def forward(self, images, tokens, ends):
+        part = self.vision_model
+        x = part.embeddings.patch_embedding(images).flatten(2).transpose(1, 2)
+        x = torch.cat([part.embeddings.class_embedding.expand(x.size(0), 1, -1), x], dim=1) + part.embeddings.position_embedding.weight
+        x = part.pre_layrnorm(x)
+        for layer in part.encoder.layers:
+            x = layer(x)
+        image = self.visual_projection(part.post_layernorm(x[:, 0]))
+        part = self.text_model
+        x = part.embeddings.token_embedding(tokens) + part.embeddings.position_embedding.weight
+        for layer in part.encoder.layers:
+            x = layer(x)
+        text = self.text_projection(part.final_layer_norm(x)[torch.arange(x.size(0)), ends])
+        image, text = (part / part.norm(dim=-1, keepdim=True) for part in (image, text))
+        logits, matches = image @ text.t() * self.logit_scale.exp(), torch.arange(image.size(0))
+        return (F.cross_entropy(logits, matches) + F.cross_entropy(logits.t(), matches)) / 2
+
+
 def make(config):
-    return (Bert if config["model"] == "bert" else Vit)(config)
+    return {"bert": Bert, "vit": Vit, "clip": Clip}[config["model"]](config)
 
 
 def parity(folder):
@@ -165,7 +226,9 @@ def parity(folder):
         batches = list(zip(tokens, read("targets.bin", numpy.int64, -1), read("positions.bin", numpy.int64, -1), mask))
     else:
         images = read("inputs.bin", numpy.float32, config["channels"], config["rows"], config["columns"])
-        batches = list(zip(images, read("targets.bin", numpy.int64)))
+        others = [read("targets.bin", numpy.int64)] if config["model"] == "vit" else [read("tokens.bin", numpy.int64, -1),
+                                                                                      read("ends.bin", numpy.int64)]
+        batches = list(zip(images, *others))
     optimizer = torch.optim.AdamW(parameters, lr=1e-3, weight_decay=0.01)
     write = lambda name, tensors: numpy.concatenate([t.detach().numpy().ravel() for t in tensors]).tofile(folder + "/" + name)
     losses = []

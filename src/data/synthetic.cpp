@@ -62,6 +62,37 @@ class SyntheticRows final : public TokenRows {
   std::uint64_t seed_;
 };
 
+class SyntheticPairs final : public Dataset {
+ public:
+  SyntheticPairs(std::unique_ptr<const Dataset> images, std::unique_ptr<const TokenRows> tokens, std::int64_t length,
+                 std::int64_t vocabulary, std::uint64_t seed)
+      : images_(std::move(images)), tokens_(std::move(tokens)), length_(length), vocabulary_(vocabulary), seed_(seed) {}
+
+  std::int64_t size() const override { return images_->size(); }
+
+  MicroBatch load(c10::ArrayRef<std::int64_t> indices) const override {
+    MicroBatch batch = images_->load(indices);
+    const at::Tensor tokens = at::empty({batch.num_samples, length_}, at::kLong);
+    const at::Tensor ends = batch.targets.at(0).view({batch.num_samples, 1});  // what was a label
+    for (std::size_t i = 0; i < indices.size(); ++i) {
+      std::int64_t* row = tokens.data_ptr<std::int64_t>() + static_cast<std::int64_t>(i) * length_;
+      tokens_->read(indices[i], length_, row);
+      const auto end = static_cast<std::int64_t>(draw(seed_, indices[i], -2) % static_cast<std::uint64_t>(length_));
+      row[end] = vocabulary_ - 1;
+      ends.data_ptr<std::int64_t>()[i] = end;
+    }
+    batch.inputs.insert(batch.inputs.end(), {tokens, ends});
+    batch.targets.clear();
+    return batch;
+  }
+
+ private:
+  std::unique_ptr<const Dataset> images_;
+  std::unique_ptr<const TokenRows> tokens_;
+  std::int64_t length_, vocabulary_;
+  std::uint64_t seed_;
+};
+
 }  // namespace
 
 std::unique_ptr<Dataset> make_synthetic_images(std::int64_t num_samples, std::int64_t channels, std::int64_t rows, std::int64_t columns,
@@ -72,6 +103,12 @@ std::unique_ptr<Dataset> make_synthetic_images(std::int64_t num_samples, std::in
 std::unique_ptr<Dataset> make_synthetic_tokens(std::int64_t num_samples, std::int64_t length, std::int64_t vocabulary, std::uint64_t seed,
                                                const std::optional<Masking>& masking) {
   return make_token_dataset(std::make_unique<SyntheticRows>(num_samples, vocabulary, seed), length, vocabulary, masking);
+}
+
+std::unique_ptr<Dataset> make_synthetic_pairs(std::int64_t num_samples, std::int64_t channels, std::int64_t rows, std::int64_t columns,
+                                              std::int64_t length, std::int64_t vocabulary, std::uint64_t seed) {
+  return std::make_unique<SyntheticPairs>(make_synthetic_images(num_samples, channels, rows, columns, 1, seed),
+                                          std::make_unique<SyntheticRows>(num_samples, vocabulary, mix(seed)), length, vocabulary, seed);
 }
 
 }  // namespace headroom

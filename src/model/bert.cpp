@@ -148,7 +148,7 @@ Chain make_bert(const BertConfig& config) {
   const auto embedding = std::make_shared<BertEmbedding>(config);
   chain.add(embedding);
   for (std::int64_t layer = 0; layer < config.num_hidden_layers; ++layer) {
-    chain.add(make_encoder_block(config, layer, "bert_block", {NormPlace::kAfter, kNormEps}));
+    chain.add(make_encoder_block(config, layer, "bert_block", {NormPlace::kAfter, kNormEps, false, ""}));
   }
   chain.add(std::make_shared<BertHead>(config, embedding->words()));
   return chain;
@@ -160,7 +160,7 @@ std::vector<std::string> bert_parameter_names(const std::string& chain_name) {
   if (stage == "head") return {"cls.predictions." + rest};
   return published_block_names(chain_name, "bert.encoder.layer.",
                                {{"attention.norm", "attention.output.LayerNorm"},
-                                {"attention.qkv", "attention.self"},
+                                {"attention.qkv", "attention.self.query attention.self.key attention.self.value"},
                                 {"attention.output", "attention.output.dense"},
                                 {"mlp.norm", "output.LayerNorm"},
                                 {"mlp.hidden", "intermediate.dense"},

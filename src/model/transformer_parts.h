@@ -87,17 +87,23 @@ ConfigSetters encoder_setters(EncoderConfig& config);
 /// Of all blocks. Throws ConfigError on sizes that do not fit each other.
 std::int64_t num_block_parameters(const EncoderConfig& config);
 
-struct EncoderNorms {
-  NormPlace place = NormPlace::kBefore;
-  double eps = 1e-5;
+struct EncoderBlockOptions {
+  NormPlace norms = NormPlace::kBefore;
+  double norm_eps = 1e-5;
+  bool causal = false;
+  std::string name_prefix;  ///< of "block0"
 };
 
 /// Block `index` of an encoder, with exact GELU. `kind` is "vit_block", say.
 std::shared_ptr<Stage> make_encoder_block(const EncoderConfig& config, std::int64_t index, const std::string& kind,
-                                          const EncoderNorms& norms);
+                                          const EncoderBlockOptions& encoder_options);
+
+/// Throws ConfigError unless images of this size are whole patches.
+void check_patches(std::int64_t rows, std::int64_t columns, std::int64_t patch_size);
 
 /// The names of a block's parameter in a published model: `layers` is what stands before the block's number, and `parts` what our parts
-/// ("attention.norm", "attention.qkv", "attention.output", "mlp.norm", "mlp.hidden", "mlp.output") are called there.
+/// ("attention.norm", "attention.qkv", "attention.output", "mlp.norm", "mlp.hidden", "mlp.output") are called there; a part that is several
+/// there has several names with blanks between.
 std::vector<std::string> published_block_names(const std::string& chain_name, const std::string& layers,
                                                const std::map<std::string, std::string>& parts);
 

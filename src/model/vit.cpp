@@ -111,13 +111,8 @@ VitConfig vit_config(const std::string& name, const std::string& text) {
 
 std::int64_t num_parameters(const VitConfig& config) {
   const std::int64_t blocks = num_block_parameters(config), width = config.hidden_size;
-  for (const std::int64_t size : {config.patch_size, config.channels, config.rows, config.columns, config.classes}) {
-    if (size < 1) throw ConfigError("every size of a ViT must be at least 1");
-  }
-  if (config.rows % config.patch_size != 0 || config.columns % config.patch_size != 0) {
-    throw ConfigError(fmt::format("images of {} x {} are not whole patches of {} x {}: set image_size or patch_size in --model_config",
-                                  config.rows, config.columns, config.patch_size, config.patch_size));
-  }
+  check_patches(config.rows, config.columns, config.patch_size);
+  if (config.channels < 1 || config.classes < 1) throw ConfigError("every size of a ViT must be at least 1");
   const std::int64_t embedding = (patch_values(config) + 1) * width + width + (num_patches(config) + 1) * width;
   return embedding + blocks + 2 * width + (width + 1) * config.classes;
 }
@@ -127,7 +122,7 @@ Chain make_vit(const VitConfig& config) {
   Chain chain;
   chain.add(std::make_shared<VitEmbedding>(config));
   for (std::int64_t layer = 0; layer < config.num_hidden_layers; ++layer) {
-    chain.add(make_encoder_block(config, layer, "vit_block", {NormPlace::kBefore, kNormEps}));
+    chain.add(make_encoder_block(config, layer, "vit_block", {NormPlace::kBefore, kNormEps, false, ""}));
   }
   chain.add(std::make_shared<VitHead>(config));
   return chain;
@@ -139,7 +134,7 @@ std::vector<std::string> vit_parameter_names(const std::string& chain_name) {
   if (stage == "head") return {(rest.rfind("layernorm", 0) == 0 ? "vit." : "") + rest};
   return published_block_names(chain_name, "vit.encoder.layer.",
                                {{"attention.norm", "layernorm_before"},
-                                {"attention.qkv", "attention.attention"},
+                                {"attention.qkv", "attention.attention.query attention.attention.key attention.attention.value"},
                                 {"attention.output", "attention.output.dense"},
                                 {"mlp.norm", "layernorm_after"},
                                 {"mlp.hidden", "intermediate.dense"},

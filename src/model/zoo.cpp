@@ -3,6 +3,7 @@
 #include <headroom/config/training_arguments.h>
 #include <headroom/core/error.h>
 #include <headroom/model/bert.h>
+#include <headroom/model/clip.h>
 #include <headroom/model/gpt.h>
 #include <headroom/model/vit.h>
 #include <headroom/ops/linear.h>
@@ -173,6 +174,18 @@ ZooModel make_zoo_vit(const std::string& name, const std::string& text) {
   return {make_vit(config), input};
 }
 
+ZooModel make_zoo_clip(const std::string& name, const std::string& text) {
+  const ClipConfig config = clip_config(name, text);
+  ModelInput input;
+  input.kind = ModelInput::Kind::kPairs;
+  input.channels = config.channels;
+  input.rows = config.rows;
+  input.columns = config.columns;
+  input.length = config.length;
+  input.vocabulary = config.vocab_size;
+  return {make_clip(config), input};
+}
+
 using Makers = std::map<std::string, std::function<ZooModel(const std::string&)>>;
 
 const Makers& makers() {
@@ -184,6 +197,7 @@ const Makers& makers() {
     add(gpt_names(), make_zoo_gpt);
     add(vit_names(), make_zoo_vit);
     add(bert_names(), make_zoo_bert);
+    add(clip_names(), make_zoo_clip);
     return all;
   }();
   return table;

@@ -38,11 +38,11 @@ MicroBatch shapes_of_samples(const ModelInput& input, std::int64_t num_samples) 
     const at::Tensor targets = torch::empty({num_samples, input.num_chosen}, numbers);
     return {{tokens}, {targets, torch::empty_like(targets)}, num_samples, num_samples * input.num_chosen};
   }
-  const auto images = torch::dtype(torch::kFloat).device(torch::kMeta);
-  return {{torch::empty({num_samples, input.channels, input.rows, input.columns}, images)},
-          {torch::empty({num_samples}, numbers)},
-          num_samples,
-          num_samples};
+  const at::Tensor images =
+      torch::empty({num_samples, input.channels, input.rows, input.columns}, torch::dtype(torch::kFloat).device(torch::kMeta));
+  if (input.kind == ModelInput::Kind::kImages) return {{images}, {torch::empty({num_samples}, numbers)}, num_samples, num_samples};
+  return {
+      {images, torch::empty({num_samples, input.length}, numbers), torch::empty({num_samples, 1}, numbers)}, {}, num_samples, num_samples};
 }
 
 class Estimator {
@@ -63,6 +63,7 @@ class Estimator {
         arguments.global_batch_size > 0
             ? arguments.global_batch_size
             : arguments.fixed_micro_batch() * AccumulationSchedule::parse(arguments.gradient_accumulation_steps).steps_at(0);
+    check_split(model_.chain, arguments.fixed_micro_batch(), request_.global_batch);
   }
 
   Estimate run() {

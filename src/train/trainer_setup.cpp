@@ -183,6 +183,7 @@ RunPlanRequest Trainer::State::planning_request() const {
   RunPlanRequest request;
   request.global_batch = std::min(window_batch(), train_data->size());
   request.fixed_micro_batch = std::min(arguments.fixed_micro_batch(), request.global_batch);
+  check_split(chain, request.fixed_micro_batch, request.global_batch);
   const auto split_before = position.micro_batch_by_shape.find(bucket);
   if (request.fixed_micro_batch == 0 && split_before != position.micro_batch_by_shape.end()) {
     request.fixed_micro_batch = std::min(split_before->second, request.global_batch);  // another split would change the order of sums

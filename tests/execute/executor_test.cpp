@@ -75,7 +75,12 @@ const ModelCase kModels[] = {
     {"bert",
      "num_hidden_layers=3,num_attention_heads=2,hidden_size=32,intermediate_size=48,max_position_embeddings=20,"
      "length=16,vocab_size=50,mlm_probability=0.3,dropout=0.1",
-     5}};
+     5},
+    {"clip",
+     "vision_num_hidden_layers=2,vision_num_attention_heads=2,vision_hidden_size=32,vision_intermediate_size=64,"
+     "text_num_hidden_layers=2,text_num_attention_heads=2,text_hidden_size=32,text_intermediate_size=64,image_size=16,"
+     "length=12,vocab_size=40,projection_dim=16,vision_dropout=0.1",
+     8}};
 
 TEST(Executor, EveryPolicyGivesBitIdenticalLossGradientsAndBuffers) {
   for (const ModelCase& model : kModels) {

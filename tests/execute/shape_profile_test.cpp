@@ -66,7 +66,8 @@ TEST_P(CountedBytes, EqualMeasuredBytesForEveryStageAndOption) {
       const MicroBatch micro = load(model.input, num_samples);
       const auto measured = profile_chain(model.chain, micro, half);
       ASSERT_TRUE(measured);
-      MicroBatch shapes{{shape_of(micro.inputs[0])}, {}, micro.num_samples, micro.num_items};
+      MicroBatch shapes{{}, {}, micro.num_samples, micro.num_items};
+      for (const at::Tensor& input : micro.inputs) shapes.inputs.push_back(shape_of(input));
       for (const at::Tensor& target : micro.targets) shapes.targets.push_back(shape_of(target));
       const WithoutMemory without(tensors);
       const std::int64_t live = MemoryMeter::instance().live_bytes();
@@ -111,7 +112,10 @@ INSTANTIATE_TEST_SUITE_P(
                       ModelCase{"vit", "num_hidden_layers=2,num_attention_heads=2,hidden_size=32,intermediate_size=64,dropout=0.1"},
                       ModelCase{"bert",
                                 "num_hidden_layers=2,num_attention_heads=4,hidden_size=64,intermediate_size=128,max_position_embeddings="
-                                "200,length=180,vocab_size=300,dropout=0.1"}),
+                                "200,length=180,vocab_size=300,dropout=0.1"},
+                      ModelCase{"clip",
+                                "vision_num_hidden_layers=1,text_num_hidden_layers=1,vision_hidden_size=32,text_hidden_size=32,vocab_size="
+                                "60,text_dropout=0.1"}),
     [](const auto& which) { return which.param.name + std::to_string(which.index); });
 
 }  // namespace

@@ -1,6 +1,7 @@
-// Our BERT and ViT against the usual ones in PyTorch, from the same weights and data.
+// Our BERT, ViT and CLIP against the usual ones in PyTorch, from the same weights and data.
 
 #include <headroom/model/bert.h>
+#include <headroom/model/clip.h>
 #include <headroom/model/vit.h>
 
 #include "model/parity_run.h"
@@ -66,6 +67,32 @@ TEST(EncoderParity, BertEqualsPyTorch) {
   for (std::int64_t i = 0; i < kUpdates; ++i) {
     batches.push_back({{tokens[i], mask[i]}, {targets[i], positions[i]}, kBatch, kBatch * kChosen});
   }
+  run.compare(kScript, batches);
+}
+
+TEST(EncoderParity, ClipEqualsPyTorch) {
+  constexpr std::int64_t kBatch = 6, kLength = 11, kVocabulary = 53;
+  torch::manual_seed(14);
+  const ClipConfig config =
+      clip_config("clip",
+                  "vision_num_hidden_layers=2,vision_num_attention_heads=4,vision_hidden_size=48,vision_intermediate_size=100,"
+                  "text_num_hidden_layers=3,text_num_attention_heads=2,text_hidden_size=40,text_intermediate_size=64,patch_size=3,"
+                  "rows=15,columns=12,channels=2,vocab_size=53,length=11,projection_dim=24");
+  const testing::ParityRun run("clip", make_clip(config),
+                               [](const std::string& name) { return fmt::format("{}", fmt::join(clip_parameter_names(name), " ")); });
+  run.write_text(
+      "config.json",
+      fmt::format(R"({{"model": "clip", "batch": {}, "num_updates": {}, "patch_size": 3, "rows": 15, "columns": 12, "channels": 2,
+                                 "vocab_size": {}, "length": {}, "projection_dim": 24, "vision": {{{}}}, "text": {{{}}}}})",
+                  kBatch, kUpdates, kVocabulary, kLength, encoder_json(config.vision), encoder_json(config.text)));
+  const at::Tensor images = torch::randn({kUpdates, kBatch, 2, 15, 12}),
+                   tokens = torch::randint(0, kVocabulary, {kUpdates, kBatch, kLength});
+  const at::Tensor ends = torch::randint(0, kLength, {kUpdates, kBatch, 1});
+  run.write("inputs.bin", {images});
+  run.write("tokens.bin", {tokens});
+  run.write("ends.bin", {ends});
+  std::vector<MicroBatch> batches;
+  for (std::int64_t i = 0; i < kUpdates; ++i) batches.push_back({{images[i], tokens[i], ends[i]}, {}, kBatch, kBatch});
   run.compare(kScript, batches);
 }
 

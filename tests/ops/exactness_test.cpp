@@ -501,6 +501,9 @@ TEST(Exactness, LinearAndEmbeddingAndDropoutInBothTypes) {
     expect_equal([](const Inputs& in) { return linear(in[0], in[1], in[2]); },
                  [](const Inputs& in) { return twins::linear(in[0], in[1], in[2]); },
                  {torch::randn({37, 19}), torch::randn({23, 19}), torch::randn({23})}, tolerance_of(type), type);
+    expect_equal([](const Inputs& in) { return linear(in[0], in[1], Tensor()); },
+                 [](const Inputs& in) { return twins::linear(in[0], in[1], Tensor()); }, {torch::randn({37, 19}), torch::randn({23, 19})},
+                 tolerance_of(type), type);
     const Tensor tokens = torch::randint(0, 9, {4, 7});
     expect_equal([&](const Inputs& in) { return token_position_embedding(tokens, in[0], in[1]); },
                  [&](const Inputs& in) { return torch::embedding(in[0], tokens) + in[1].slice(0, 0, 7); },

@@ -14,6 +14,9 @@ inline std::unique_ptr<Dataset> synthetic_data(const ModelInput& input, std::int
   if (input.kind == ModelInput::Kind::kImages) {
     return make_synthetic_images(num_samples, input.channels, input.rows, input.columns, input.num_classes, seed);
   }
+  if (input.kind == ModelInput::Kind::kPairs) {
+    return make_synthetic_pairs(num_samples, input.channels, input.rows, input.columns, input.length, input.vocabulary, seed);
+  }
   std::optional<Masking> masking;
   if (input.num_chosen > 0) masking = Masking{input.num_chosen, input.mask_token, seed};
   return make_synthetic_tokens(num_samples, input.length, input.vocabulary, seed, masking);

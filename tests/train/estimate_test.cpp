@@ -1,6 +1,7 @@
 // "Will it fit?": what is estimated without running is what training then measures.
 #include "train/budget_runs.h"
 
+#include <headroom/core/error.h>
 #include <headroom/core/log.h>
 #include <headroom/memory/shape_meter.h>
 #include <headroom/train/estimate.h>
@@ -81,6 +82,19 @@ INSTANTIATE_TEST_SUITE_P(
                               "length=32,vocab_size=64,dropout=0.1",
                               8, 0, "adamw"}),
     [](const auto& which) { return which.param.model; });
+
+TEST(Estimate, OfABatchThatCannotBeSplitOffersNoAccumulation) {
+  TrainingArguments arguments;
+  arguments.model = "clip";
+  arguments.global_batch_size = 16;
+  arguments.per_device_train_batch_size = 0;
+  const Estimate whole = estimate(arguments);
+  EXPECT_EQ(whole.floor.micro_batch, 16);
+  arguments.memory_budget_bytes = (whole.floor.peak_bytes + whole.policies.front().peak_bytes) / 2;
+  for (const EstimatedWay& way : estimate(arguments).ways) EXPECT_EQ(way.micro_batch, 16) << way.name;
+  arguments.per_device_train_batch_size = 4;
+  EXPECT_THROW(estimate(arguments), ConfigError);
+}
 
 TEST(Estimate, OfALargeModelTakesNoMemory) {
   MemoryMeter& meter = MemoryMeter::instance();

@@ -55,4 +55,9 @@ struct Masking {
 std::unique_ptr<Dataset> make_synthetic_tokens(std::int64_t num_samples, std::int64_t length, std::int64_t vocabulary, std::uint64_t seed,
                                                const std::optional<Masking>& masking = {});
 
+/// Pairs of a normally distributed image and uniformly distributed tokens: inputs are images (B, channels, rows, columns), tokens (B,
+/// length) and the place of each text's end (B, 1), where the last token of the vocabulary stands. There are no targets.
+std::unique_ptr<Dataset> make_synthetic_pairs(std::int64_t num_samples, std::int64_t channels, std::int64_t rows, std::int64_t columns,
+                                              std::int64_t length, std::int64_t vocabulary, std::uint64_t seed);
+
 }  // namespace headroom
