@@ -10,6 +10,7 @@
 
 #include <algorithm>
 #include <filesystem>
+#include <optional>
 
 namespace headroom {
 namespace {
@@ -17,8 +18,18 @@ namespace {
 constexpr const char* kFashionMnistFolder = "/usr/share/datasets/fashion-mnist";
 constexpr std::int64_t kSyntheticSamples = 4096;
 
+// Nothing for a model that guesses the next token.
+std::optional<Masking> masking(const ModelInput& input, std::int64_t mask_token, std::uint64_t seed) {
+  return input.num_chosen > 0 ? std::optional<Masking>({input.num_chosen, mask_token, seed}) : std::nullopt;
+}
+
 std::unique_ptr<Dataset> synthetic(const ModelInput& input, std::uint64_t seed) {
-  if (input.kind == ModelInput::Kind::kTokens) return make_synthetic_tokens(kSyntheticSamples, input.length, input.vocabulary, seed);
+  if (input.kind == ModelInput::Kind::kTokens) {
+    return make_synthetic_tokens(kSyntheticSamples, input.length, input.vocabulary, seed, masking(input, input.mask_token, seed));
+  }
+  if (input.kind == ModelInput::Kind::kPairs) {
+    return make_synthetic_pairs(kSyntheticSamples, input.channels, input.rows, input.columns, input.length, input.vocabulary, seed);
+  }
   return make_synthetic_images(kSyntheticSamples, input.channels, input.rows, input.columns, input.num_classes, seed);
 }
 
@@ -49,22 +60,29 @@ void open_tokens(const TrainingArguments& arguments, Task& task) {
                                 arguments.model, arguments.dataset));
   }
   Tokens tokens;
+  std::int64_t mask_token = input.mask_token;
   if (ends_with(arguments.dataset, ".bin")) {
     tokens = open_token_file(arguments.dataset);
   } else {
     task.tokenizer = arguments.tokenizer.empty() ? make_byte_tokenizer() : open_sentencepiece(arguments.tokenizer);
-    if (task.tokenizer->vocabulary() > input.vocabulary) {
-      throw ConfigError(fmt::format("the tokenizer has {} tokens, but --model {} knows {}; set vocab_size={} in --model_config",
-                                    task.tokenizer->vocabulary(), arguments.model, input.vocabulary, task.tokenizer->vocabulary()));
+    // The mask must be no token of the text: where the model's is one, it is the first that the tokenizer does not have.
+    const bool needs_mask = input.num_chosen > 0 && input.mask_token < task.tokenizer->vocabulary();
+    const std::int64_t num_needed = task.tokenizer->vocabulary() + (needs_mask ? 1 : 0);
+    if (num_needed > input.vocabulary) {
+      throw ConfigError(fmt::format("the tokenizer has {} tokens{}, but --model {} knows {}; set vocab_size={} in --model_config",
+                                    task.tokenizer->vocabulary(), needs_mask ? " beside the mask" : "", arguments.model, input.vocabulary,
+                                    num_needed));
     }
+    if (needs_mask) mask_token = task.tokenizer->vocabulary();
     tokens = arguments.tokenizer.empty() ? open_text_file(arguments.dataset) : open_text_file(arguments.dataset, *task.tokenizer);
   }
   const std::int64_t num_train = tokens->size() - tokens->size() / 10;
   const std::int64_t num_crops = std::max<std::int64_t>(1, num_train / input.length);
-  task.train_data = make_random_crops(part_of(tokens, 0, num_train), input.length, input.vocabulary, num_crops,
-                                      static_cast<std::uint64_t>(arguments.order_seed()));
+  const auto seed = static_cast<std::uint64_t>(arguments.order_seed());
+  const std::optional<Masking> masked = masking(input, mask_token, seed);
+  task.train_data = make_random_crops(part_of(tokens, 0, num_train), input.length, input.vocabulary, num_crops, seed, masked);
   if (tokens->size() - num_train > input.length) {
-    task.eval_data = make_crops_in_order(part_of(tokens, num_train, tokens->size()), input.length, input.vocabulary);
+    task.eval_data = make_crops_in_order(part_of(tokens, num_train, tokens->size()), input.length, input.vocabulary, masked);
   }
 }
 
@@ -86,6 +104,12 @@ void open_data(const TrainingArguments& arguments, Task& task) {
   if (arguments.dataset == "synthetic") {
     task.train_data = synthetic(input, static_cast<std::uint64_t>(arguments.seed));
     return;
+  }
+  if (input.kind == ModelInput::Kind::kPairs) {
+    throw ConfigError(
+        fmt::format("--model {} reads images with their texts, of which there is no file format yet: give --dataset synthetic, or a "
+                    "Dataset of your own to headroom::Trainer",
+                    arguments.model));
   }
   const std::string path = arguments.dataset == "fashion-mnist" ? kFashionMnistFolder : arguments.dataset;
   if (std::filesystem::is_directory(path) || arguments.dataset == "fashion-mnist") return open_images(path, input, arguments.model, task);

@@ -64,7 +64,9 @@ void check_ranks(const RankEnvironment& ranks, const TrainingArguments& argument
 
 int train_rank(const TrainingArguments& arguments, std::int64_t num_local_ranks, const std::shared_ptr<Communicator>& comm) {
   const Task task = make_task(arguments, num_local_ranks);
-  if (arguments.sample && !task.tokenizer) throw ConfigError("--sample needs text to train on: --model gpt with --dataset TEXT");
+  if (arguments.sample && (!task.tokenizer || task.model.input.num_chosen > 0)) {
+    throw ConfigError("--sample needs a model that continues text, and text to train on: --model gpt with --dataset TEXT");
+  }
   if (comm->is_first()) {
     for (const std::string& warning : runtime_info().warnings) log_warning(warning);
   }

@@ -9,11 +9,9 @@
 
 #include <headroom/core/blas_kernels.h>
 #include <headroom/core/runtime.h>
-#include <headroom/execute/executor.h>
 #include <headroom/memory/meter.h>
 #include <headroom/model/gpt.h>
 #include <headroom/ops/transformer.h>
-#include <headroom/optim/adam.h>
 
 #include <fmt/format.h>
 #include <torch/torch.h>
@@ -26,6 +24,7 @@
 #include <string>
 #include <vector>
 
+#include "chain_updates.h"
 #include "gpt/pytorch_process.h"
 #include "timing.h"
 
@@ -33,6 +32,7 @@ namespace {
 
 using namespace headroom;
 
+using headroom::benchmark::ChainUpdates;
 using headroom::benchmark::median;
 using headroom::benchmark::now;
 
@@ -74,40 +74,14 @@ std::string pytorch_arguments(const Case& c) {
   return fmt::format("{} {} {} {} {} {} {} 0", g.n_layer, g.n_head, g.n_embd, g.block_size, g.vocab_size, c.batch, at::get_num_threads());
 }
 
-struct Ours {
-  explicit Ours(const Case& c, int option)
-      : chain(make_gpt(c.config)),
-        executor(chain),
-        optimizer(chain.parameters(), AdamWOptions(1e-4)),
-        operations(keep_everything(chain.size())) {
-    const at::Tensor text = torch::randint(0, c.config.vocab_size, {c.batch, c.config.block_size + 1});
-    micro.inputs = {text.slice(1, 0, c.config.block_size).contiguous()};
-    micro.targets = {text.slice(1, 1).contiguous()};
-    micro.num_samples = c.batch;
-    micro.num_items = c.batch * c.config.block_size;
-    for (Operation& operation : operations) {
-      const int most = static_cast<int>(chain.stage(static_cast<std::size_t>(operation.stage - 1)).options().size()) - 1;
-      operation.option = std::min(option, most);
-    }
-  }
-
-  double update() {
-    const double begin = now();
-    executor.accumulate(micro, operations, 1.0 / static_cast<double>(micro.num_items));
-    optimizer.step();
-    for (const at::Tensor& p : chain.parameters()) p.mutable_grad() = at::Tensor();
-    return now() - begin;
-  }
-
-  Chain chain;
-  Executor executor;
-  AdamW optimizer;
-  std::vector<Operation> operations;
-  MicroBatch micro;
-};
+ChainUpdates make_ours(const Case& c) {
+  const std::int64_t length = c.config.block_size;
+  const at::Tensor text = torch::randint(0, c.config.vocab_size, {c.batch, length + 1});
+  return {make_gpt(c.config), {{text.slice(1, 0, length).contiguous()}, {text.slice(1, 1).contiguous()}, c.batch, c.batch * length}};
+}
 
 void run_alone(const Case& c, int updates) {
-  Ours ours(c, 0);
+  ChainUpdates ours = make_ours(c);
   for (int i = 0; i < updates; ++i) {
     const double seconds = ours.update();
     fmt::print("{}: {:.3f} s, {:.0f} GFLOP/s; sgemm {:.0f}\n", c.name, seconds, flop_per_update(c) / seconds / 1e9,
@@ -120,7 +94,7 @@ void compare(const Case& c, int updates, bool as_installed) {
   const std::int64_t resident = resident_bytes();
   const std::int64_t live = MemoryMeter::instance().live_bytes();
   MemoryMeter::instance().reset_peak();
-  Ours ours(c, 0);
+  ChainUpdates ours = make_ours(c);
   PyTorchProcess theirs(pytorch_arguments(c), as_installed);
   std::vector<double> our_times, their_times, ratios, sgemm;
   for (int i = 0; i <= updates; ++i) {

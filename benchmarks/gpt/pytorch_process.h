@@ -1,6 +1,6 @@
 #pragma once
 
-// PyTorch's GPT in a process of its own (pytorch_gpt.py serve), which runs one update whenever it is told to.
+// A model of PyTorch's in a process of its own (pytorch_gpt.py serve), which runs one update whenever it is told to.
 
 #include <headroom/core/blas_kernels.h>
 
@@ -16,14 +16,15 @@
 
 class PyTorchProcess {
  public:
-  /// `arguments` are those of `serve`. PyTorch gets the matrix kernels that this program uses, unless it shall run as it is installed.
-  PyTorchProcess(const std::string& arguments, bool as_installed) {
+  /// `arguments` are those of `serve` of the script beside the benchmark. PyTorch gets the matrix kernels that this program uses, unless it
+  /// shall run as it is installed.
+  PyTorchProcess(const std::string& arguments, bool as_installed, const std::string& script = "pytorch_gpt.py") {
     int to_child[2], from_child[2];
     // Closed in other children: PyTorch ends when the last writer of its input does.
     if (pipe2(to_child, O_CLOEXEC) != 0 || pipe2(from_child, O_CLOEXEC) != 0) throw std::runtime_error("no pipe");
     const std::string core = headroom::blas_core();
     const std::string blas = as_installed || core.empty() ? "" : "OPENBLAS_CORETYPE=" + core + " ";
-    const std::string command = fmt::format("{}exec /usr/bin/python3 {}/pytorch_gpt.py serve {}", blas, HEADROOM_BENCHMARK_DIR, arguments);
+    const std::string command = fmt::format("{}exec /usr/bin/python3 {}/{} serve {}", blas, HEADROOM_BENCHMARK_DIR, script, arguments);
     child_ = fork();
     if (child_ == 0) {
       dup2(to_child[0], 0);

@@ -104,7 +104,7 @@ ArgumentField bytes_field(const std::string& name, std::int64_t A::*member, std:
 
 std::vector<ArgumentField> make_fields() {
   std::vector<ArgumentField> fields = {
-      text_field("model", &A::model, "mlp, nin, resnet, gpt, gpt2, gpt2-medium, gpt2-large, gpt2-xl"),
+      text_field("model", &A::model, "mlp, nin, resnet, vit, vit-b16, vit-l16, bert, bert-base, bert-large, clip, clip-vit-b32, gpt, gpt2, gpt2-medium, gpt2-large, gpt2-xl"),
       text_field("model_config", &A::model_config,
                  "sizes of the model as k=v,... (gpt: n_layer, n_head, n_embd, block_size, vocab_size, dropout)"),
       text_field("dataset", &A::dataset, "fashion-mnist, synthetic, an IDX folder, a text file, or a .bin of uint16 tokens"),

@@ -1,23 +1,14 @@
 #include <headroom/data/dataset.h>
 
+#include "data/counter_random.h"
+#include "data/token_rows.h"
+
 #include <torch/types.h>
 
 #include <cmath>
 
 namespace headroom {
 namespace {
-
-// A counter-based generator: the value depends on (seed, index, position) alone, so that samples come out the same in any order.
-std::uint64_t mix(std::uint64_t x) {
-  x += 0x9e3779b97f4a7c15ULL;
-  x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9ULL;
-  x = (x ^ (x >> 27)) * 0x94d049bb133111ebULL;
-  return x ^ (x >> 31);
-}
-
-std::uint64_t draw(std::uint64_t seed, std::int64_t index, std::int64_t position) {
-  return mix(mix(seed ^ mix(static_cast<std::uint64_t>(index))) + static_cast<std::uint64_t>(position));
-}
 
 // The sum of four uniform 16-bit parts, centred and scaled to variance 1: close enough to normal, and cheap.
 float draw_normal(std::uint64_t bits) {
@@ -54,40 +45,51 @@ class SyntheticImages final : public Dataset {
   std::uint64_t seed_;
 };
 
-class SyntheticTokens final : public Dataset {
+class SyntheticRows final : public TokenRows {
  public:
-  SyntheticTokens(std::int64_t num_samples, std::int64_t length, std::int64_t vocabulary, std::uint64_t seed)
-      : num_samples_(num_samples), length_(length), vocabulary_(vocabulary), seed_(seed) {}
+  SyntheticRows(std::int64_t num_samples, std::int64_t vocabulary, std::uint64_t seed)
+      : num_samples_(num_samples), vocabulary_(vocabulary), seed_(seed) {}
 
   std::int64_t size() const override { return num_samples_; }
-
-  MicroBatch load(c10::ArrayRef<std::int64_t> indices) const override {
-    const auto count = static_cast<std::int64_t>(indices.size());
-    const at::Tensor inputs = at::empty({count, length_}, at::kLong);
-    const at::Tensor targets = at::empty({count, length_}, at::kLong);
-    auto* in = inputs.data_ptr<std::int64_t>();
-    auto* target = targets.data_ptr<std::int64_t>();
-    for (const std::int64_t index : indices) {
-      for (std::int64_t i = 0; i < length_; ++i) {
-        *in++ = token(index, i);
-        *target++ = token(index, i + 1);
-      }
-    }
-    return {{inputs}, {targets}, count, count * length_};
-  }
-
-  std::int64_t count_items(c10::ArrayRef<std::int64_t> indices) const override {
-    return static_cast<std::int64_t>(indices.size()) * length_;
+  void read(std::int64_t index, std::int64_t count, std::int64_t* out) const override {
+    for (std::int64_t i = 0; i < count; ++i)
+      out[i] = static_cast<std::int64_t>(draw(seed_, index, i) % static_cast<std::uint64_t>(vocabulary_));
   }
 
  private:
-  std::int64_t token(std::int64_t index, std::int64_t position) const {
-    return static_cast<std::int64_t>(draw(seed_, index, position) % static_cast<std::uint64_t>(vocabulary_));
+  std::int64_t num_samples_;
+  std::int64_t vocabulary_;
+  std::uint64_t seed_;
+};
+
+class SyntheticPairs final : public Dataset {
+ public:
+  SyntheticPairs(std::unique_ptr<const Dataset> images, std::unique_ptr<const TokenRows> tokens, std::int64_t length,
+                 std::int64_t vocabulary, std::uint64_t seed)
+      : images_(std::move(images)), tokens_(std::move(tokens)), length_(length), vocabulary_(vocabulary), seed_(seed) {}
+
+  std::int64_t size() const override { return images_->size(); }
+
+  MicroBatch load(c10::ArrayRef<std::int64_t> indices) const override {
+    MicroBatch batch = images_->load(indices);
+    const at::Tensor tokens = at::empty({batch.num_samples, length_}, at::kLong);
+    const at::Tensor ends = batch.targets.at(0).view({batch.num_samples, 1});  // what was a label
+    for (std::size_t i = 0; i < indices.size(); ++i) {
+      std::int64_t* row = tokens.data_ptr<std::int64_t>() + static_cast<std::int64_t>(i) * length_;
+      tokens_->read(indices[i], length_, row);
+      const auto end = static_cast<std::int64_t>(draw(seed_, indices[i], -2) % static_cast<std::uint64_t>(length_));
+      row[end] = vocabulary_ - 1;
+      ends.data_ptr<std::int64_t>()[i] = end;
+    }
+    batch.inputs.insert(batch.inputs.end(), {tokens, ends});
+    batch.targets.clear();
+    return batch;
   }
 
-  std::int64_t num_samples_;
-  std::int64_t length_;
-  std::int64_t vocabulary_;
+ private:
+  std::unique_ptr<const Dataset> images_;
+  std::unique_ptr<const TokenRows> tokens_;
+  std::int64_t length_, vocabulary_;
   std::uint64_t seed_;
 };
 
@@ -98,8 +100,15 @@ std::unique_ptr<Dataset> make_synthetic_images(std::int64_t num_samples, std::in
   return std::make_unique<SyntheticImages>(num_samples, std::vector<std::int64_t>{channels, rows, columns}, num_classes, seed);
 }
 
-std::unique_ptr<Dataset> make_synthetic_tokens(std::int64_t num_samples, std::int64_t length, std::int64_t vocabulary, std::uint64_t seed) {
-  return std::make_unique<SyntheticTokens>(num_samples, length, vocabulary, seed);
+std::unique_ptr<Dataset> make_synthetic_tokens(std::int64_t num_samples, std::int64_t length, std::int64_t vocabulary, std::uint64_t seed,
+                                               const std::optional<Masking>& masking) {
+  return make_token_dataset(std::make_unique<SyntheticRows>(num_samples, vocabulary, seed), length, vocabulary, masking);
+}
+
+std::unique_ptr<Dataset> make_synthetic_pairs(std::int64_t num_samples, std::int64_t channels, std::int64_t rows, std::int64_t columns,
+                                              std::int64_t length, std::int64_t vocabulary, std::uint64_t seed) {
+  return std::make_unique<SyntheticPairs>(make_synthetic_images(num_samples, channels, rows, columns, 1, seed),
+                                          std::make_unique<SyntheticRows>(num_samples, vocabulary, mix(seed)), length, vocabulary, seed);
 }
 
 }  // namespace headroom

@@ -1,8 +1,10 @@
 #include <headroom/core/error.h>
 #include <headroom/data/tokens.h>
 
+#include "data/counter_random.h"
+#include "data/token_rows.h"
+
 #include <fmt/format.h>
-#include <torch/types.h>
 
 #include <fcntl.h>
 #include <sys/mman.h>
@@ -113,14 +115,7 @@ class ByteTokenizer final : public Tokenizer {
   std::int64_t vocabulary() const override { return 256; }
 };
 
-std::uint64_t mix(std::uint64_t x) {
-  x += 0x9e3779b97f4a7c15ULL;
-  x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9ULL;
-  x = (x ^ (x >> 27)) * 0x94d049bb133111ebULL;
-  return x ^ (x >> 31);
-}
-
-class Crops final : public Dataset {
+class Crops final : public TokenRows {
  public:
   Crops(Tokens tokens, std::int64_t length, std::int64_t vocabulary, std::int64_t num_samples, bool in_order, std::uint64_t seed)
       : tokens_(std::move(tokens)), length_(length), vocabulary_(vocabulary), num_samples_(num_samples), in_order_(in_order), seed_(seed) {}
@@ -128,23 +123,14 @@ class Crops final : public Dataset {
   std::int64_t size() const override { return num_samples_; }
   bool draws_anew() const override { return !in_order_; }
 
-  MicroBatch load(c10::ArrayRef<std::int64_t> indices) const override {
-    const auto count = static_cast<std::int64_t>(indices.size());
-    const at::Tensor inputs = at::empty({count, length_}, at::kLong), targets = at::empty({count, length_}, at::kLong);
-    std::vector<std::int64_t> crop(static_cast<std::size_t>(length_ + 1));
+  void read(std::int64_t index, std::int64_t count, std::int64_t* out) const override {
+    const std::int64_t start = start_of(index);
+    tokens_->read(start, count, out);
     for (std::int64_t i = 0; i < count; ++i) {
-      const std::int64_t start = start_of(indices[static_cast<std::size_t>(i)]);
-      tokens_->read(start, length_ + 1, crop.data());
-      check(crop, start);
-      std::memcpy(inputs.data_ptr<std::int64_t>() + i * length_, crop.data(), static_cast<std::size_t>(length_) * sizeof(std::int64_t));
-      std::memcpy(targets.data_ptr<std::int64_t>() + i * length_, crop.data() + 1,
-                  static_cast<std::size_t>(length_) * sizeof(std::int64_t));
+      if (out[i] < vocabulary_) continue;
+      throw DataError(fmt::format("{}: token {} at position {} is not below the model's vocabulary of {}; set vocab_size in --model_config",
+                                  tokens_->name(), out[i], start + i, vocabulary_));
     }
-    return {{inputs}, {targets}, count, count * length_};
-  }
-
-  std::int64_t count_items(c10::ArrayRef<std::int64_t> indices) const override {
-    return static_cast<std::int64_t>(indices.size()) * length_;
   }
 
  private:
@@ -152,14 +138,6 @@ class Crops final : public Dataset {
     if (in_order_) return index * length_;
     const auto num_starts = static_cast<std::uint64_t>(tokens_->size() - length_);
     return static_cast<std::int64_t>(mix(mix(seed_) ^ static_cast<std::uint64_t>(index)) % num_starts);
-  }
-
-  void check(const std::vector<std::int64_t>& crop, std::int64_t start) const {
-    for (std::size_t i = 0; i < crop.size(); ++i) {
-      if (crop[i] < vocabulary_) continue;
-      throw DataError(fmt::format("{}: token {} at position {} is not below the model's vocabulary of {}; set vocab_size in --model_config",
-                                  tokens_->name(), crop[i], start + static_cast<std::int64_t>(i), vocabulary_));
-    }
   }
 
   Tokens tokens_;
@@ -171,8 +149,9 @@ class Crops final : public Dataset {
 void check_length(const Tokens& tokens, std::int64_t length) {
   if (length < 1) throw ConfigError(fmt::format("samples of {} tokens: give at least 1", length));
   if (tokens->size() < length + 1) {
-    throw DataError(fmt::format("{}: {} tokens, but one sample needs {} (block_size and one more); give more text or a smaller block_size",
-                                tokens->name(), tokens->size(), length + 1));
+    throw DataError(
+        fmt::format("{}: {} tokens, but one sample needs {} ({} and one more); give more text or shorter samples in --model_config",
+                    tokens->name(), tokens->size(), length + 1, length));
   }
 }
 
@@ -225,15 +204,18 @@ Tokens part_of(Tokens tokens, std::int64_t begin, std::int64_t end) {
 }
 
 std::unique_ptr<Dataset> make_random_crops(Tokens tokens, std::int64_t length, std::int64_t vocabulary, std::int64_t num_samples,
-                                           std::uint64_t seed) {
+                                           std::uint64_t seed, const std::optional<Masking>& masking) {
   check_length(tokens, length);
-  return std::make_unique<Crops>(std::move(tokens), length, vocabulary, num_samples, false, seed);
+  return make_token_dataset(std::make_unique<Crops>(std::move(tokens), length, vocabulary, num_samples, false, seed), length, vocabulary,
+                            masking);
 }
 
-std::unique_ptr<Dataset> make_crops_in_order(Tokens tokens, std::int64_t length, std::int64_t vocabulary) {
+std::unique_ptr<Dataset> make_crops_in_order(Tokens tokens, std::int64_t length, std::int64_t vocabulary,
+                                             const std::optional<Masking>& masking) {
   check_length(tokens, length);
   const std::int64_t num_samples = (tokens->size() - 1) / length;
-  return std::make_unique<Crops>(std::move(tokens), length, vocabulary, num_samples, true, 0);
+  return make_token_dataset(std::make_unique<Crops>(std::move(tokens), length, vocabulary, num_samples, true, 0), length, vocabulary,
+                            masking);
 }
 
 }  // namespace headroom

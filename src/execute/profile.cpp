@@ -11,6 +11,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cmath>
 #include <map>
 #include <set>
 #include <string>
@@ -349,7 +350,7 @@ class ChainProfiler {
 std::int64_t on_line(std::int64_t x, std::int64_t x0, std::int64_t y0, std::int64_t x1, std::int64_t y1) {
   const double slope = static_cast<double>(y1 - y0) / static_cast<double>(x1 - x0);
   const double y = static_cast<double>(y0) + slope * static_cast<double>(x - x0);
-  return std::max<std::int64_t>(0, static_cast<std::int64_t>(y + 0.5));
+  return std::max<std::int64_t>(0, std::llround(y));
 }
 
 ChainCosts interpolate_costs(const ChainCosts& small, const ChainCosts& large, std::int64_t n0, std::int64_t n1, std::int64_t n) {

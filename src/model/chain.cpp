@@ -131,6 +131,10 @@ bool Chain::runs_without_memory() const {
   return std::all_of(stages_.begin(), stages_.end(), [](const auto& stage) { return stage->runs_without_memory(); });
 }
 
+bool Chain::couples_samples() const {
+  return std::any_of(stages_.begin(), stages_.end(), [](const auto& stage) { return stage->couples_samples(); });
+}
+
 void Chain::train(bool on) const {
   for (const auto& stage : stages_) {
     if (stage->module()) stage->module()->train(on);

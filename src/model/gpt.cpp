@@ -5,10 +5,10 @@
 #include <headroom/ops/dropout.h>
 #include <headroom/ops/embedding.h>
 #include <headroom/ops/layer_norm.h>
-#include <headroom/ops/transformer.h>
+
+#include "model/transformer_parts.h"
 
 #include <fmt/format.h>
-#include <torch/torch.h>
 
 #include <algorithm>
 #include <cmath>
@@ -17,40 +17,13 @@
 namespace headroom {
 namespace {
 
-constexpr double kInitialDeviation = 0.02;
-
-// A weight and perhaps a bias; what is done with them is the stage's business.
-class WeightsImpl : public torch::nn::Module {
- public:
-  WeightsImpl(const at::Tensor& initial_weight, std::int64_t bias_size)
-      : weight(register_parameter("weight", initial_weight)),
-        bias(bias_size > 0 ? register_parameter("bias", torch::zeros({bias_size})) : at::Tensor()) {}
-  at::Tensor weight, bias;
-};
-TORCH_MODULE(Weights);
-
-at::Tensor normal(at::IntArrayRef sizes, double deviation) { return torch::empty(sizes).normal_(0.0, deviation); }
-
-Weights make_linear(std::int64_t in, std::int64_t out, double deviation, bool bias) {
-  return Weights(normal({out, in}, deviation), bias ? out : 0);
-}
-Weights make_norm(std::int64_t width, bool bias) { return Weights(torch::ones({width}), bias ? width : 0); }
-
-class GroupModule : public torch::nn::Module {
- public:
-  template <class Holder>
-  Holder add(const std::string& name, Holder child) {
-    return register_module(name, std::move(child));
-  }
-};
-
 class GptEmbedding final : public Stage {
  public:
   explicit GptEmbedding(const GptConfig& config)
       : Stage("embedding"),
         dropout_(config.dropout),
-        wte_(module_->add("wte", Weights(normal({config.vocab_size, config.n_embd}, kInitialDeviation), 0))),
-        wpe_(module_->add("wpe", Weights(normal({config.block_size, config.n_embd}, kInitialDeviation), 0))) {}
+        wte_(module_->add("wte", Weights(normal({config.vocab_size, config.n_embd}), 0))),
+        wpe_(module_->add("wpe", Weights(normal({config.block_size, config.n_embd}), 0))) {}
 
   std::vector<at::Tensor> forward(const std::vector<at::Tensor>& inputs, const MicroBatch& /*micro*/, int /*option*/) override {
     const at::Tensor x = token_position_embedding(inputs.at(0), wte_->weight, wpe_->weight);  // (B, T, C)
@@ -67,44 +40,28 @@ class GptEmbedding final : public Stage {
   Weights wte_, wpe_;
 };
 
-class GptBlock final : public Stage {
- public:
-  GptBlock(const GptConfig& config, std::int64_t index) : Stage(fmt::format("block{}", index)), config_(config) {
-    const std::int64_t width = config.n_embd;
-    const double projection = kInitialDeviation / std::sqrt(2.0 * static_cast<double>(config.n_layer));
-    ln_1_ = module_->add("ln_1", make_norm(width, config.bias));
-    const auto attention = module_->add("attn", std::make_shared<GroupModule>());
-    c_attn_ = attention->add("c_attn", make_linear(width, 3 * width, kInitialDeviation, config.bias));
-    c_proj_ = attention->add("c_proj", make_linear(width, width, projection, config.bias));
-    ln_2_ = module_->add("ln_2", make_norm(width, config.bias));
-    const auto mlp = module_->add("mlp", std::make_shared<GroupModule>());
-    mlp_fc_ = mlp->add("c_fc", make_linear(width, 4 * width, kInitialDeviation, config.bias));
-    mlp_proj_ = mlp->add("c_proj", make_linear(4 * width, width, projection, config.bias));
-  }
-
-  std::vector<at::Tensor> forward(const std::vector<at::Tensor>& inputs, const MicroBatch& /*micro*/, int option) override {
-    BlockOptions options;
-    options.num_heads = config_.n_head;
-    options.attention.causal = true;
-    options.attention.dropout_p = options.residual_dropout_p = module_->is_training() ? config_.dropout : 0.0;
-    options.gelu = config_.gelu;
-    options.keep = static_cast<BlockKeep>(option);
-    const AttentionWeights attention{ln_1_->weight, ln_1_->bias, c_attn_->weight, c_attn_->bias, c_proj_->weight, c_proj_->bias};
-    const MlpWeights mlp{ln_2_->weight, ln_2_->bias, mlp_fc_->weight, mlp_fc_->bias, mlp_proj_->weight, mlp_proj_->bias};
-    return {transformer_block(inputs.at(0), attention, mlp, options)};
-  }
-  std::vector<std::string> options() const override { return block_keep_names(); }
-  int half_option() const override { return static_cast<int>(BlockKeep::kNoGeluNorms); }
-  int num_half_options() const override { return static_cast<int>(BlockKeep::kAttention) - half_option() + 1; }
-  std::shared_ptr<torch::nn::Module> module() const override { return module_; }
-  bool runs_without_memory() const override { return true; }
-  std::string kind() const override { return "gpt_block"; }
-
- private:
-  GptConfig config_;
-  std::shared_ptr<GroupModule> module_ = std::make_shared<GroupModule>();
-  Weights ln_1_{nullptr}, c_attn_{nullptr}, c_proj_{nullptr}, ln_2_{nullptr}, mlp_fc_{nullptr}, mlp_proj_{nullptr};
-};
+std::shared_ptr<Stage> make_block(const GptConfig& config, std::int64_t index) {
+  const std::int64_t width = config.n_embd;
+  const double projection = kInitialDeviation / std::sqrt(2.0 * static_cast<double>(config.n_layer));
+  const auto module = std::make_shared<GroupModule>();
+  const Weights ln_1 = module->add("ln_1", make_norm(width, config.bias));
+  const auto attention = module->add("attn", std::make_shared<GroupModule>());
+  const Weights c_attn = attention->add("c_attn", make_linear(width, 3 * width, kInitialDeviation, config.bias));
+  const Weights c_proj = attention->add("c_proj", make_linear(width, width, projection, config.bias));
+  const Weights ln_2 = module->add("ln_2", make_norm(width, config.bias));
+  const auto mlp = module->add("mlp", std::make_shared<GroupModule>());
+  const Weights c_fc = mlp->add("c_fc", make_linear(width, 4 * width, kInitialDeviation, config.bias));
+  const Weights mlp_proj = mlp->add("c_proj", make_linear(4 * width, width, projection, config.bias));
+  BlockOptions options;
+  options.num_heads = config.n_head;
+  options.attention.causal = true;
+  options.attention.dropout_p = options.residual_dropout_p = config.dropout;
+  options.gelu = config.gelu;
+  return std::make_shared<BlockStage>(
+      fmt::format("block{}", index), "gpt_block", module,
+      AttentionWeights{ln_1->weight, ln_1->bias, c_attn->weight, c_attn->bias, c_proj->weight, c_proj->bias},
+      MlpWeights{ln_2->weight, ln_2->bias, c_fc->weight, c_fc->bias, mlp_proj->weight, mlp_proj->bias}, options);
+}
 
 class GptHead final : public Stage {
  public:
@@ -152,14 +109,13 @@ Chain make_gpt(const GptConfig& config) {
   Chain chain;
   const auto embedding = std::make_shared<GptEmbedding>(config);
   chain.add(embedding);
-  for (std::int64_t layer = 0; layer < config.n_layer; ++layer) chain.add(std::make_shared<GptBlock>(config, layer));
+  for (std::int64_t layer = 0; layer < config.n_layer; ++layer) chain.add(make_block(config, layer));
   chain.add(std::make_shared<GptHead>(config, embedding->tokens()));
   return chain;
 }
 
 std::string gpt2_parameter_name(const std::string& chain_name) {
-  const std::size_t dot = chain_name.find('.');
-  const std::string stage = chain_name.substr(0, dot), rest = chain_name.substr(dot + 1);
+  const auto [stage, rest] = split_name(chain_name);
   if (stage.rfind("block", 0) == 0) return "transformer.h." + stage.substr(5) + "." + rest;
   return rest.rfind("lm_head", 0) == 0 ? rest : "transformer." + rest;
 }

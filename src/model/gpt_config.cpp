@@ -1,21 +1,15 @@
-#include <headroom/config/training_arguments.h>
 #include <headroom/core/error.h>
 #include <headroom/model/gpt.h>
 
-#include <fmt/format.h>
-#include <fmt/ranges.h>
+#include "model/config_text.h"
 
-#include <charconv>
-#include <cstdlib>
-#include <functional>
-#include <map>
-#include <utility>
+#include <fmt/format.h>
 
 namespace headroom {
 namespace {
 
-const std::vector<std::pair<std::string, GptConfig>>& presets() {
-  static const std::vector<std::pair<std::string, GptConfig>> all = [] {
+const Presets<GptConfig>& presets() {
+  static const Presets<GptConfig> all = [] {
     const auto gpt2 = [](std::int64_t n_layer, std::int64_t n_head, std::int64_t n_embd) {
       GptConfig config;
       config.n_layer = n_layer;
@@ -25,96 +19,38 @@ const std::vector<std::pair<std::string, GptConfig>>& presets() {
       config.vocab_size = 50257;
       return config;
     };
-    return std::vector<std::pair<std::string, GptConfig>>{{"gpt", GptConfig()},
-                                                          {"gpt2", gpt2(12, 12, 768)},
-                                                          {"gpt2-medium", gpt2(24, 16, 1024)},
-                                                          {"gpt2-large", gpt2(36, 20, 1280)},
-                                                          {"gpt2-xl", gpt2(48, 25, 1600)}};
+    return Presets<GptConfig>{{"gpt", GptConfig()},
+                              {"gpt2", gpt2(12, 12, 768)},
+                              {"gpt2-medium", gpt2(24, 16, 1024)},
+                              {"gpt2-large", gpt2(36, 20, 1280)},
+                              {"gpt2-xl", gpt2(48, 25, 1600)}};
   }();
   return all;
 }
 
-std::int64_t parse_size(const std::string& key, const std::string& value) {
-  std::int64_t number = 0;
-  const auto [end, error] = std::from_chars(value.data(), value.data() + value.size(), number);
-  if (error != std::errc() || end != value.data() + value.size() || number < 1 || number > (std::int64_t{1} << 30)) {
-    throw ConfigError(fmt::format("{}={}: give a whole number from 1 to 2^30", key, value));
-  }
-  return number;
-}
-
-double parse_probability(const std::string& key, const std::string& value) {
-  char* end = nullptr;
-  const double number = std::strtod(value.c_str(), &end);
-  if (value.empty() || *end != '\0' || !(number >= 0.0 && number < 1.0)) {
-    throw ConfigError(fmt::format("{}={}: give a number from 0 to below 1", key, value));
-  }
-  return number;
-}
-
-// One of two words; the first means true.
-bool parse_word(const std::string& key, const std::string& value, const std::string& yes, const std::string& no) {
-  if (value == yes) return true;
-  if (value == no) return false;
-  throw ConfigError(fmt::format("{}={}: give {} or {}", key, value, yes, no));
-}
-
-using Setter = std::function<void(GptConfig& config, const std::string& value)>;
-
-const std::map<std::string, Setter>& setters() {
-  const auto size = [](const char* key, std::int64_t GptConfig::*member) {
-    return std::make_pair(std::string(key),
-                          Setter([=](GptConfig& config, const std::string& value) { config.*member = parse_size(key, value); }));
-  };
-  static const std::map<std::string, Setter> all{
-      size("n_layer", &GptConfig::n_layer),
-      size("n_head", &GptConfig::n_head),
-      size("n_embd", &GptConfig::n_embd),
-      size("block_size", &GptConfig::block_size),
-      size("vocab_size", &GptConfig::vocab_size),
-      {"dropout", [](GptConfig& config, const std::string& value) { config.dropout = parse_probability("dropout", value); }},
-      {"bias", [](GptConfig& config, const std::string& value) { config.bias = parse_word("bias", value, "true", "false"); }},
+ConfigSetters setters_of(GptConfig& config) {
+  return {
+      {"n_layer", set_size(config.n_layer)},
+      {"n_head", set_size(config.n_head)},
+      {"n_embd", set_size(config.n_embd)},
+      {"block_size", set_size(config.block_size)},
+      {"vocab_size", set_size(config.vocab_size)},
+      {"dropout", set_probability(config.dropout)},
+      {"bias", [&](const std::string& key, const std::string& value) { config.bias = parse_word(key, value, "true", "false"); }},
       {"gelu",
-       [](GptConfig& config, const std::string& value) {
-         config.gelu = parse_word("gelu", value, "tanh", "exact") ? GeluKind::kTanh : GeluKind::kExact;
+       [&](const std::string& key, const std::string& value) {
+         config.gelu = parse_word(key, value, "tanh", "exact") ? GeluKind::kTanh : GeluKind::kExact;
        }},
   };
-  return all;
-}
-
-void set_pair(GptConfig& config, const std::string& pair) {
-  const std::size_t equals = pair.find('=');
-  const std::string key = pair.substr(0, equals);
-  const auto setter = setters().find(key);
-  if (setter == setters().end()) {
-    std::vector<std::string> keys;
-    for (const auto& entry : setters()) keys.push_back(entry.first);
-    throw ConfigError(fmt::format("a GPT has no '{}'; did you mean '{}'? (keys: {})", key, nearest_name(key, keys), fmt::join(keys, ", ")));
-  }
-  if (equals == std::string::npos) throw ConfigError(fmt::format("'{}' has no value: write {}=...", key, key));
-  setter->second(config, pair.substr(equals + 1));
 }
 
 }  // namespace
 
-std::vector<std::string> gpt_names() {
-  std::vector<std::string> names;
-  for (const auto& preset : presets()) names.push_back(preset.first);
-  return names;
-}
+std::vector<std::string> gpt_names() { return names_of(presets()); }
 
 GptConfig gpt_config(const std::string& name, const std::string& text) {
-  const GptConfig* found = nullptr;
-  for (const auto& preset : presets()) {
-    if (preset.first == name) found = &preset.second;
-  }
-  if (found == nullptr) throw ConfigError(fmt::format("there is no model '{}'; did you mean '{}'?", name, nearest_name(name, gpt_names())));
-  GptConfig config = *found;
-  for (std::size_t begin = 0; begin < text.size();) {
-    const std::size_t end = std::min(text.find(',', begin), text.size());
-    set_pair(config, text.substr(begin, end - begin));
-    begin = end + 1;
-  }
+  GptConfig config = find_preset(presets(), name);
+  read_config("a GPT", text, setters_of(config));
   num_parameters(config);  // checks the sizes
   return config;
 }

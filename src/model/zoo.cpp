@@ -2,7 +2,10 @@
 
 #include <headroom/config/training_arguments.h>
 #include <headroom/core/error.h>
+#include <headroom/model/bert.h>
+#include <headroom/model/clip.h>
 #include <headroom/model/gpt.h>
+#include <headroom/model/vit.h>
 #include <headroom/ops/linear.h>
 
 #include <fmt/format.h>
@@ -150,14 +153,51 @@ ZooModel make_zoo_gpt(const std::string& name, const std::string& text) {
   return {make_gpt(config), input};
 }
 
+ZooModel make_zoo_bert(const std::string& name, const std::string& text) {
+  const BertConfig config = bert_config(name, text);
+  ModelInput input;
+  input.kind = ModelInput::Kind::kTokens;
+  input.length = config.length;
+  input.vocabulary = config.vocab_size;
+  input.num_chosen = num_chosen(config);
+  input.mask_token = config.mask_token;
+  return {make_bert(config), input};
+}
+
+ZooModel make_zoo_vit(const std::string& name, const std::string& text) {
+  const VitConfig config = vit_config(name, text);
+  ModelInput input;
+  input.channels = config.channels;
+  input.rows = config.rows;
+  input.columns = config.columns;
+  input.num_classes = config.classes;
+  return {make_vit(config), input};
+}
+
+ZooModel make_zoo_clip(const std::string& name, const std::string& text) {
+  const ClipConfig config = clip_config(name, text);
+  ModelInput input;
+  input.kind = ModelInput::Kind::kPairs;
+  input.channels = config.channels;
+  input.rows = config.rows;
+  input.columns = config.columns;
+  input.length = config.length;
+  input.vocabulary = config.vocab_size;
+  return {make_clip(config), input};
+}
+
 using Makers = std::map<std::string, std::function<ZooModel(const std::string&)>>;
 
 const Makers& makers() {
   static const Makers table = [] {
     Makers all{{"mlp", make_mlp}, {"nin", make_nin}, {"resnet", make_resnet}};
-    for (const std::string& name : gpt_names()) {
-      all[name] = [name](const std::string& config) { return make_zoo_gpt(name, config); };
-    }
+    const auto add = [&](const std::vector<std::string>& names, ZooModel (*make)(const std::string&, const std::string&)) {
+      for (const std::string& name : names) all[name] = [=](const std::string& config) { return make(name, config); };
+    };
+    add(gpt_names(), make_zoo_gpt);
+    add(vit_names(), make_zoo_vit);
+    add(bert_names(), make_zoo_bert);
+    add(clip_names(), make_zoo_clip);
     return all;
   }();
   return table;

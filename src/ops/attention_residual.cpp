@@ -35,13 +35,18 @@ struct AttentionResidual : torch::autograd::Function<AttentionResidual> {
                             const at::Tensor& qkv_weight, const at::Tensor& qkv_bias, const at::Tensor& proj_weight,
                             const at::Tensor& proj_bias, const Call& call) {
     const std::int64_t num_samples = x.size(0), length = x.size(1), width = x.size(2), num_rows = num_samples * length;
+    const bool has_norm = ops::present(norm_weight);
     const at::Tensor rows = x.view({num_rows, width});
-    at::Tensor mean = ops::make_floats({num_rows}, x), rstd = ops::make_floats({num_rows}, x);
-    at::Tensor norm = ops::make_floats({num_rows, width}, x);
-    ops::layer_norm_forward(rows, norm_weight, norm_bias, call.norm_eps, norm, mean, rstd);
+    at::Tensor mean, rstd, norm = rows;
+    if (has_norm) {
+      mean = ops::make_floats({num_rows}, x);
+      rstd = ops::make_floats({num_rows}, x);
+      norm = ops::make_floats({num_rows, width}, x);
+      ops::layer_norm_forward(rows, norm_weight, norm_bias, call.norm_eps, norm, mean, rstd);
+    }
     at::Tensor qkv = ops::make_floats({num_samples, length, 3 * width}, x);
     ops::linear(norm, qkv_weight, qkv.view({num_rows, 3 * width}), 0.0);
-    if (!call.wants_grad || !call.keep_norm) norm = at::Tensor();
+    if (!call.wants_grad || !call.keep_norm || !has_norm) norm = at::Tensor();
     at::Tensor y = ops::make_floats({num_samples, length, width}, x);
     at::Tensor softmax = ops::make_floats({num_samples, call.params.num_heads, 2, length}, x);
     ops::attention_forward(call.params, qkv, qkv_bias, y, softmax);
@@ -116,7 +121,8 @@ struct AttentionResidual : torch::autograd::Function<AttentionResidual> {
       result[kProjWeight] = dweight.returned;
       ops::linear_grad_input(d, saved[kProjWeight], dy_rows);
     }
-    at::Tensor norm = saved[kNorm];
+    const bool has_norm = ops::present(saved[kNormWeight]);
+    at::Tensor norm = has_norm ? saved[kNorm] : x_rows;
     const auto make_norm = [&] {
       if (norm.defined()) return;
       norm = ops::make_floats({num_rows, width}, dout);
@@ -137,10 +143,14 @@ struct AttentionResidual : torch::autograd::Function<AttentionResidual> {
       result[kQkvWeight] = dweight.returned;
     }
     ops::linear_grad_input(dqkv_rows, saved[kQkvWeight], dy_rows);
+    if (ctx->needs_input_grad(kX)) result[kX] = dy;
+    if (!has_norm) {
+      if (!dy.is_meta()) dy.add_(dout);
+      return result;
+    }
     const ops::ParameterGrad dweight(saved[kNormWeight], ctx->needs_input_grad(kNormWeight));
     const ops::ParameterGrad dbias(saved[kNormBias], ctx->needs_input_grad(kNormBias));
     ops::layer_norm_backward(dy_rows, x_rows, saved[kMean], saved[kRstd], saved[kNormWeight], dout_rows, dy_rows, dweight, dbias);
-    if (ctx->needs_input_grad(kX)) result[kX] = dy;
     result[kNormWeight] = dweight.returned;
     result[kNormBias] = dbias.returned;
     return result;
@@ -173,7 +183,7 @@ struct AttentionResidual : torch::autograd::Function<AttentionResidual> {
 
 void check_weights(const at::Tensor& x, const AttentionWeights& weights) {
   const std::int64_t width = x.size(-1);
-  ops::check_sizes(weights.norm_weight, {width}, "norm_weight");
+  if (weights.norm_weight.defined()) ops::check_sizes(weights.norm_weight, {width}, "norm_weight");
   ops::check_sizes(weights.qkv_weight, {3 * width, width}, "qkv_weight");
   ops::check_sizes(weights.proj_weight, {width, width}, "proj_weight");
   if (weights.norm_bias.defined()) ops::check_sizes(weights.norm_bias, {width}, "norm_bias");
@@ -187,7 +197,7 @@ at::Tensor attention_residual(const at::Tensor& x, const AttentionWeights& weigh
   check_weights(x, weights);
   ops::check_attention_sizes(x, options.num_heads, 1, options.attention);
   if (!ops::has_kernels(x) || ops::is_autocast(x)) {
-    const at::Tensor norm = layer_norm(x, weights.norm_weight, weights.norm_bias, options.norm_eps);
+    const at::Tensor norm = weights.norm_weight.defined() ? layer_norm(x, weights.norm_weight, weights.norm_bias, options.norm_eps) : x;
     const at::Tensor qkv = ops::plain_linear(norm, weights.qkv_weight, weights.qkv_bias);
     const at::Tensor y = attention(qkv, options.num_heads, options.attention);
     return x + dropout(ops::plain_linear(y, weights.proj_weight, weights.proj_bias), options.residual_dropout_p);
@@ -206,7 +216,7 @@ at::Tensor attention_residual(const at::Tensor& x, const AttentionWeights& weigh
   call.keep_qkv = options.keep < BlockKeep::kNoGeluNormsQkv;
   call.wants_grad = ops::wants_grad(
       {x, weights.norm_weight, weights.norm_bias, weights.qkv_weight, weights.qkv_bias, weights.proj_weight, weights.proj_bias});
-  return AttentionResidual::apply(x.contiguous(), weights.norm_weight.contiguous(), ops::or_empty(weights.norm_bias, x),
+  return AttentionResidual::apply(x.contiguous(), ops::or_empty(weights.norm_weight, x), ops::or_empty(weights.norm_bias, x),
                                   weights.qkv_weight.contiguous(), ops::or_empty(weights.qkv_bias, x), weights.proj_weight.contiguous(),
                                   ops::or_empty(weights.proj_bias, x), call);
 }

@@ -15,6 +15,14 @@ HWY_BEFORE_NAMESPACE();
 namespace headroom {
 namespace HWY_NAMESPACE {
 
+HWY_INLINE void AddRow(float* row, const float* bias, std::int64_t count) {
+  const DF d;
+  const std::int64_t lanes = static_cast<std::int64_t>(hn::Lanes(d));
+  std::int64_t k = 0;
+  for (; k + lanes <= count; k += lanes) hn::StoreU(hn::Add(hn::LoadU(d, row + k), hn::LoadU(d, bias + k)), d, row + k);
+  for (; k < count; ++k) row[k] += bias[k];
+}
+
 HWY_INLINE float RowMaximum(const float* row, std::int64_t count) {
   const DF d;
   const std::int64_t lanes = static_cast<std::int64_t>(hn::Lanes(d));
@@ -59,8 +67,8 @@ HWY_INLINE void ScaleRow(float* row, std::int64_t count, float scale) {
   for (; k < count; ++k) row[k] *= scale;
 }
 
-void CrossEntropyRows(float* logits, const std::int64_t* targets, const float* weights, std::int64_t ignore_index, float scale,
-                      bool gradients, double* losses, std::int64_t begin, std::int64_t end, std::int64_t num_classes) {
+void CrossEntropyRows(float* logits, const float* bias, const std::int64_t* targets, const float* weights, std::int64_t ignore_index,
+                      float scale, bool gradients, double* losses, std::int64_t begin, std::int64_t end, std::int64_t num_classes) {
   for (std::int64_t r = begin; r < end; ++r) {
     float* row = logits + r * num_classes;
     const std::int64_t target = targets[r];
@@ -69,6 +77,7 @@ void CrossEntropyRows(float* logits, const std::int64_t* targets, const float* w
       if (gradients) std::memset(row, 0, static_cast<std::size_t>(num_classes) * sizeof(float));
       continue;
     }
+    if (bias != nullptr) AddRow(row, bias, num_classes);
     const float weight = weights == nullptr ? 1.0f : weights[r];
     const double target_logit = row[target], maximum = RowMaximum(row, num_classes);
     // The others are summed apart from the target: when it has nearly all the probability, loss and gradient are what the others leave, and
@@ -93,10 +102,10 @@ HWY_EXPORT(CrossEntropyRows);
 
 namespace kernels {
 
-void cross_entropy_rows(float* logits, const std::int64_t* targets, const float* weights, std::int64_t ignore_index, float scale,
-                        bool gradients, double* losses, std::int64_t begin, std::int64_t end, std::int64_t num_classes) {
+void cross_entropy_rows(float* logits, const float* bias, const std::int64_t* targets, const float* weights, std::int64_t ignore_index,
+                        float scale, bool gradients, double* losses, std::int64_t begin, std::int64_t end, std::int64_t num_classes) {
   HWY_DYNAMIC_DISPATCH(CrossEntropyRows)
-  (logits, targets, weights, ignore_index, scale, gradients, losses, begin, end, num_classes);
+  (logits, bias, targets, weights, ignore_index, scale, gradients, losses, begin, end, num_classes);
 }
 
 }  // namespace kernels

@@ -55,10 +55,10 @@ void column_sums(const float* x, float* sums, std::int64_t begin, std::int64_t e
 void reduce_rows(const float* x, float* out, std::int64_t count, std::int64_t width, bool accumulate, std::int64_t begin, std::int64_t end);
 
 // ---- Softmax cross-entropy over rows of logits.
-/// losses[i] = weight_i (log sum e^logits - logits[target]); with gradients, logits become weight_i * scale * (softmax - one-hot).
-/// Rows whose target is ignore_index give 0. weights optional (1 each).
-void cross_entropy_rows(float* logits, const std::int64_t* targets, const float* weights, std::int64_t ignore_index, float scale,
-                        bool gradients, double* losses, std::int64_t begin, std::int64_t end, std::int64_t num_classes);
+/// Adds the bias (num_classes; optional) to the logits; losses[i] = weight_i (log sum e^logits - logits[target]); with gradients, logits
+/// become weight_i * scale * (softmax - one-hot). Rows whose target is ignore_index give 0. weights optional (1 each).
+void cross_entropy_rows(float* logits, const float* bias, const std::int64_t* targets, const float* weights, std::int64_t ignore_index,
+                        float scale, bool gradients, double* losses, std::int64_t begin, std::int64_t end, std::int64_t num_classes);
 
 // ---- Attention over heads, item = sample * num_heads + head.
 struct AttentionCall {

@@ -40,7 +40,7 @@ class LinearFunction : public torch::autograd::Function<LinearFunction> {
   static at::Tensor forward(AutogradContext* context, const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias) {
     context->save_for_backward({x, weight, bias});
     context->saved_data["x_needs_grad"] = x.requires_grad();
-    return bias.defined() ? at::addmm(bias, x, weight.t()) : x.mm(weight.t());
+    return ops::present(bias) ? at::addmm(bias, x, weight.t()) : x.mm(weight.t());
   }
 
   static variable_list backward(AutogradContext* context, variable_list gradients) {
@@ -51,7 +51,7 @@ class LinearFunction : public torch::autograd::Function<LinearFunction> {
     const at::Tensor& gradient = gradients[0];  // (rows, out)
     if (!gradient.defined()) return {at::Tensor(), at::Tensor(), at::Tensor()};
     at::Tensor dweight = weight.requires_grad() ? weight_gradient(weight, gradient, x) : at::Tensor();
-    at::Tensor dbias = bias.defined() && bias.requires_grad() ? bias_gradient(bias, gradient) : at::Tensor();
+    at::Tensor dbias = ops::present(bias) && bias.requires_grad() ? bias_gradient(bias, gradient) : at::Tensor();
     at::Tensor dx = context->saved_data["x_needs_grad"].toBool() ? gradient.mm(weight) : at::Tensor();
     return {dx, dweight, dbias};
   }
@@ -61,7 +61,7 @@ class LinearFunction : public torch::autograd::Function<LinearFunction> {
 
 at::Tensor linear(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias) {
   if (ops::is_autocast(x)) return ops::plain_linear(x, weight, bias);
-  return LinearFunction::apply(x, weight, bias);
+  return LinearFunction::apply(x, weight, ops::or_empty(bias, x));
 }
 
 }  // namespace headroom

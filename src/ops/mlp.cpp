@@ -21,11 +21,15 @@ namespace {
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
+// What the output of the MLP is added to.
+enum class Residual : int { kNone, kInput, kNorm };
+
 struct Call {
   GeluKind gelu = GeluKind::kTanh;
   double dropout_p = 0.0, norm_eps = 0.0;
   std::int64_t seed = 0;
-  bool residual = false, wants_grad = false, keep_norm = true, keep_hidden = true, keep_gelu = true;
+  Residual residual = Residual::kNone;
+  bool wants_grad = false, keep_norm = true, keep_hidden = true, keep_gelu = true;
   std::optional<at::ScalarType> kept_type;
 };
 
@@ -84,7 +88,7 @@ struct Mlp : torch::autograd::Function<Mlp> {
         ops::linear(normed, hidden_weight, h, 0.0);
         if (halves) convert_out(h, half_hidden.narrow(0, begin, count));
         ops::bias_gelu_forward(call.gelu, h, hidden_bias, g);
-        add_output(g, out_weight, out_bias, in, call, begin, out_rows.narrow(0, begin, count));
+        add_output(g, out_weight, out_bias, call.residual == Residual::kNorm ? normed : in, call, begin, out_rows.narrow(0, begin, count));
       }
     }
     if (wants) {
@@ -94,17 +98,18 @@ struct Mlp : torch::autograd::Function<Mlp> {
       ops::keep_exact(ctx->saved_data, "hidden", half_hidden);
       ops::keep_type(ctx->saved_data, call.kept_type);
       ctx->saved_data["gelu"] = static_cast<std::int64_t>(call.gelu);
-      ctx->saved_data["residual"] = call.residual;
+      ctx->saved_data["residual"] = static_cast<std::int64_t>(call.residual);
       ctx->saved_data["dropout_p"] = call.dropout_p;
       ctx->saved_data["seed"] = call.seed;
     }
     return out;
   }
 
-  // out = (residual ? x : 0) + dropout(gelu out_weight^T + bias)
+  // out = x, where there is a residual, + dropout(gelu out_weight^T + bias)
   static void add_output(const at::Tensor& gelu, const at::Tensor& weight, const at::Tensor& bias, const at::Tensor& x, const Call& call,
                          std::int64_t first_row, const at::Tensor& out) {
-    if (call.residual && call.dropout_p == 0.0) {
+    const bool has_residual = call.residual != Residual::kNone;
+    if (has_residual && call.dropout_p == 0.0) {
       ops::add_bias(x, bias, out);
       ops::linear(gelu, weight, out, 1.0);
       return;
@@ -112,7 +117,7 @@ struct Mlp : torch::autograd::Function<Mlp> {
     ops::linear(gelu, weight, out, 0.0);
     if (call.dropout_p != 0.0) {
       const kernels::Dropout dropout = ops::dropout_from_seed(call.dropout_p, static_cast<std::uint64_t>(call.seed));
-      ops::dropout_add(dropout, out, bias, call.residual ? x : at::Tensor(), out, first_row);
+      ops::dropout_add(dropout, out, bias, has_residual ? x : at::Tensor(), out, first_row);
     } else if (ops::present(bias)) {
       ops::add_bias(out, bias, out);
     }
@@ -203,14 +208,14 @@ struct Mlp : torch::autograd::Function<Mlp> {
   // Through the norm and the residual, in place.
   static void finish_input_grad(AutogradContext* ctx, const variable_list& saved, const at::Tensor& rows, const at::Tensor& dout,
                                 const at::Tensor& dx, variable_list& result) {
-    const at::Tensor residual = ctx->saved_data["residual"].toBool() ? dout : at::Tensor();
-    if (!ops::present(saved[kNormWeight])) {
-      if (residual.defined() && !dx.is_meta()) at::Tensor(dx).add_(residual);
-      return;
-    }
+    const auto residual = static_cast<Residual>(ctx->saved_data["residual"].toInt());
+    const bool has_norm = ops::present(saved[kNormWeight]);
+    if ((residual == Residual::kNorm || (residual == Residual::kInput && !has_norm)) && !dx.is_meta()) at::Tensor(dx).add_(dout);
+    if (!has_norm) return;
     const ops::ParameterGrad dweight(saved[kNormWeight], ctx->needs_input_grad(kNormWeight));
     const ops::ParameterGrad dbias(saved[kNormBias], ctx->needs_input_grad(kNormBias));
-    ops::layer_norm_backward(dx, rows, saved[kMean], saved[kRstd], saved[kNormWeight], residual, dx, dweight, dbias);
+    ops::layer_norm_backward(dx, rows, saved[kMean], saved[kRstd], saved[kNormWeight], residual == Residual::kInput ? dout : at::Tensor(),
+                             dx, dweight, dbias);
     result[kNormWeight] = dweight.returned;
     result[kNormBias] = dbias.returned;
   }
@@ -226,13 +231,13 @@ void check_weights(const at::Tensor& x, const MlpWeights& weights) {
   if (weights.out_bias.defined()) ops::check_sizes(weights.out_bias, {width}, "out_bias");
 }
 
-at::Tensor run(const at::Tensor& x, const MlpWeights& weights, const BlockOptions& options, bool residual) {
+at::Tensor run(const at::Tensor& x, const MlpWeights& weights, const BlockOptions& options, Residual residual) {
   check_weights(x, weights);
   if (!ops::has_kernels(x) || ops::is_autocast(x)) {
     const at::Tensor norm = weights.norm_weight.defined() ? layer_norm(x, weights.norm_weight, weights.norm_bias, options.norm_eps) : x;
     const at::Tensor gelu = ops::plain_gelu(ops::plain_linear(norm, weights.hidden_weight, weights.hidden_bias), options.gelu);
     const at::Tensor out = dropout(ops::plain_linear(gelu, weights.out_weight, weights.out_bias), options.residual_dropout_p);
-    return residual ? x + out : out;
+    return residual == Residual::kNone ? out : (residual == Residual::kNorm ? norm : x) + out;
   }
   Call call;
   call.gelu = options.gelu;
@@ -254,17 +259,28 @@ at::Tensor run(const at::Tensor& x, const MlpWeights& weights, const BlockOption
 }  // namespace
 
 at::Tensor mlp_residual(const at::Tensor& x, const MlpWeights& weights, const BlockOptions& options) {
-  return run(x, weights, options, true);
+  return run(x, weights, options, Residual::kInput);
 }
 
 at::Tensor mlp(const at::Tensor& x, const MlpWeights& weights, const BlockOptions& options) {
   MlpWeights without_norm = weights;
   without_norm.norm_weight = without_norm.norm_bias = at::Tensor();
-  return run(x, without_norm, options, false);
+  return run(x, without_norm, options, Residual::kNone);
 }
 
 at::Tensor transformer_block(const at::Tensor& x, const AttentionWeights& attention, const MlpWeights& mlp, const BlockOptions& options) {
   return mlp_residual(attention_residual(x, attention, options), mlp, options);
+}
+
+// The norm between the halves belongs to the second here: that recomputes it where it is not kept, and adds to it.
+at::Tensor post_norm_block(const at::Tensor& x, const AttentionWeights& attention, const MlpWeights& mlp, const BlockOptions& options) {
+  AttentionWeights first = attention;
+  first.norm_weight = first.norm_bias = at::Tensor();
+  MlpWeights second = mlp;
+  second.norm_weight = attention.norm_weight;
+  second.norm_bias = attention.norm_bias;
+  const at::Tensor sum = run(attention_residual(x, first, options), second, options, Residual::kNorm);
+  return layer_norm(sum, mlp.norm_weight, mlp.norm_bias, options.norm_eps);
 }
 
 const std::vector<std::string>& block_keep_names() {

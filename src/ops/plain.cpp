@@ -60,8 +60,8 @@ at::Tensor plain_linear(const at::Tensor& x, const at::Tensor& weight, const at:
 at::Tensor plain_linear_cross_entropy(const at::Tensor& hidden, const at::Tensor& weight, const at::Tensor& targets,
                                       const CrossEntropyOptions& options) {
   const at::Tensor flat = targets.reshape({-1});
-  at::Tensor losses = at::cross_entropy_loss(at::linear(hidden.reshape({-1, hidden.size(-1)}), weight), flat, {}, at::Reduction::None,
-                                             options.ignore_index);
+  at::Tensor losses = at::cross_entropy_loss(plain_linear(hidden.reshape({-1, hidden.size(-1)}), weight, options.bias), flat, {},
+                                             at::Reduction::None, options.ignore_index);
   const at::Tensor counted = flat.ne(options.ignore_index).to(losses.scalar_type());
   const at::Tensor weights =
       options.item_weights.defined() ? options.item_weights.detach().reshape({-1}).to(losses.scalar_type()) * counted : counted;

@@ -207,7 +207,7 @@ std::string stacked_chart(const StackedChart& chart, int height) {
       const double left = plot.at_x(static_cast<double>(i)), right = plot.at_x(static_cast<double>(i + 1));
       const double top = plot.at_y(base[i] + layer.bytes[i]), bottom = plot.at_y(base[i]);
       upper += fmt::format("{}{:.1f} {:.1f}H{:.1f}", i == 0 ? "M" : "L", left, top, right);
-      lower = fmt::format("L{:.1f} {:.1f}H{:.1f}", right, bottom, left) + lower;
+      lower.insert(0, fmt::format("L{:.1f} {:.1f}H{:.1f}", right, bottom, left));
       base[i] += layer.bytes[i];
     }
     inside += fmt::format("<path class=\"layer {}\" d=\"{}{}Z\"/>\n", layer.css_class, upper, lower);

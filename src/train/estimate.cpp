@@ -34,16 +34,16 @@ ZooModel build_shapes(const TrainingArguments& arguments) {
 MicroBatch shapes_of_samples(const ModelInput& input, std::int64_t num_samples) {
   const auto numbers = torch::dtype(torch::kLong).device(torch::kMeta);
   if (input.kind == ModelInput::Kind::kTokens) {
-    return {{torch::empty({num_samples, input.length}, numbers)},
-            {torch::empty({num_samples, input.length}, numbers)},
-            num_samples,
-            num_samples * input.length};
+    const at::Tensor tokens = torch::empty({num_samples, input.length}, numbers);
+    if (input.num_chosen == 0) return {{tokens}, {torch::empty_like(tokens)}, num_samples, num_samples * input.length};
+    const at::Tensor targets = torch::empty({num_samples, input.num_chosen}, numbers);
+    return {{tokens}, {targets, torch::empty_like(targets)}, num_samples, num_samples * input.num_chosen};
   }
-  const auto images = torch::dtype(torch::kFloat).device(torch::kMeta);
-  return {{torch::empty({num_samples, input.channels, input.rows, input.columns}, images)},
-          {torch::empty({num_samples}, numbers)},
-          num_samples,
-          num_samples};
+  const at::Tensor images =
+      torch::empty({num_samples, input.channels, input.rows, input.columns}, torch::dtype(torch::kFloat).device(torch::kMeta));
+  if (input.kind == ModelInput::Kind::kImages) return {{images}, {torch::empty({num_samples}, numbers)}, num_samples, num_samples};
+  return {
+      {images, torch::empty({num_samples, input.length}, numbers), torch::empty({num_samples, 1}, numbers)}, {}, num_samples, num_samples};
 }
 
 class Estimator {
@@ -67,6 +67,7 @@ class Estimator {
                                 : arguments.fixed_micro_batch() *
                                       AccumulationSchedule::parse(arguments.gradient_accumulation_steps).steps_at(0) * request_.num_ranks;
     samples_ = request_.rank_batch();
+    check_split(model_.chain, arguments.fixed_micro_batch(), request_.global_batch, request_.num_ranks);
   }
 
   Estimate run() {

@@ -327,6 +327,12 @@ RunPlan unmeasured_plan(const RunPlanRequest& request, const Chain& chain) {
   return plan;
 }
 
+// The request itself, or for a chain that couples samples one whose micro-batch is the batch.
+RunPlanRequest without_split(RunPlanRequest request, const Chain& chain) {
+  if (chain.couples_samples()) request.fixed_micro_batch = request.global_batch;
+  return request;
+}
+
 }  // namespace
 
 const std::vector<Operation>& RunPlan::operations_for(std::int64_t num_samples) const {
@@ -335,11 +341,31 @@ const std::vector<Operation>& RunPlan::operations_for(std::int64_t num_samples) 
   return found->second;
 }
 
-RunPlan plan_run(const RunPlanRequest& request, const Chain& chain) {
+void check_split(const Chain& chain, std::int64_t micro_batch, std::int64_t global_batch, std::int64_t num_ranks) {
+  if (!chain.couples_samples()) return;
+  if (num_ranks > 1) {
+    throw ConfigError(
+        fmt::format("{} ranks: the loss of this model compares the samples of a batch with each other, so that ranks with "
+                    "a share of the batch each would train another loss; train on one rank",
+                    num_ranks));
+  }
+  if (micro_batch == 0 || micro_batch >= global_batch) return;
+  throw ConfigError(fmt::format(
+      "micro-batches of {} in a global batch of {}: the loss of this model compares the samples of a batch with each other, so that "
+      "accumulation would train another loss; leave out --gradient_accumulation_steps and --per_device_train_batch_size (a "
+      "--memory_budget is met by recomputing), or choose a smaller --global_batch_size",
+      micro_batch, global_batch));
+}
+
+RunPlan plan_run(const RunPlanRequest& asked, const Chain& chain) {
+  const RunPlanRequest request = without_split(asked, chain);
   if (request.budget_bytes == 0 && request.policy.empty()) return unmeasured_plan(request, chain);
   return RunPlanner(request, chain).run();
 }
 
-std::int64_t smallest_budget(const RunPlanRequest& request, const Chain& chain) { return RunPlanner(request, chain).floor(); }
+std::int64_t smallest_budget(const RunPlanRequest& asked, const Chain& chain) {
+  const RunPlanRequest request = without_split(asked, chain);
+  return RunPlanner(request, chain).floor();
+}
 
 }  // namespace headroom

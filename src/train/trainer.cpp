@@ -103,6 +103,7 @@ bool Trainer::was_interrupted() const { return state_->interrupted; }
 RunPlan Trainer::plan() {
   State& state = *state_;
   if (state.comm->size() == 1) state.num_ranks = state.arguments.nproc_per_node;
+  state.check_batch();
   MemoryMeter::instance().set_cap(state.arguments.memory_budget_bytes);
   state.chain.train(true);
   state.look_at_first_window();
@@ -166,6 +167,7 @@ void Trainer::State::begin() {
     throw ConfigError(fmt::format("--nproc_per_node {} without ranks: give the trainer a communicator of them", arguments.nproc_per_node));
   }
   num_ranks = comm->size();
+  check_batch();
   check_ranks_are_alike();
   if (comm->is_first()) make_output_folder(arguments.output_dir);
   MemoryMeter::instance().set_cap(arguments.memory_budget_bytes);

@@ -211,6 +211,10 @@ void Trainer::State::go_on_from(const std::string& snapshot, WindowWalk& walk, L
   tell(fmt::format("resumed from {} at update {}", snapshot, position.global_step));
 }
 
+void Trainer::State::check_batch() const {
+  check_split(chain, arguments.fixed_micro_batch(), std::min(window_batch(), train_data->size()), num_ranks);
+}
+
 RunPlanRequest Trainer::State::planning_request() const {
   RunPlanRequest request;
   request.global_batch = std::min(window_batch(), train_data->size());

@@ -195,6 +195,9 @@ struct Trainer::State {
 
   MicroBatch probe_batch(std::int64_t size) const;
 
+  // Throws ConfigError when the batch may not be cut as it would be.
+  void check_batch() const;
+
   RunPlanRequest planning_request() const;
   std::vector<Remedy> remedies() const;
   TrainResults results(const RunLog& log, double epochs);

@@ -228,6 +228,41 @@ TEST_F(CommandsTest, ALanguageModelShowsPerplexityAndNoAccuracy) {
   EXPECT_FALSE(results("out").contains("eval_accuracy"));
 }
 
+TEST_F(CommandsTest, AMaskedLanguageModelReadsTextByBytesAndResumesWithTheSameBits) {
+  std::string text;
+  for (int i = 0; i < 40; ++i) text += "the quick brown fox jumps over the lazy dog ";
+  write_plain(folder_ / "text.txt", text);
+  const std::vector<std::string> words = {"train",
+                                          "--model",
+                                          "bert",
+                                          "--model_config",
+                                          "num_hidden_layers=1,num_attention_heads=1,hidden_size=8,intermediate_size=16,"
+                                          "max_position_embeddings=20,dropout=0.1",
+                                          "--dataset",
+                                          folder_ / "text.txt",
+                                          "--global_batch_size",
+                                          "64",
+                                          "--per_device_train_batch_size",
+                                          "24",
+                                          "--max_steps",
+                                          "4"};  // more than an epoch
+  const auto run = [&](const std::string& name, const std::vector<std::string>& more) {
+    std::vector<std::string> all = words;
+    all.insert(all.end(), {"--output_dir", folder_ / name});
+    all.insert(all.end(), more.begin(), more.end());
+    const Outcome outcome = run_program(all, folder_);
+    EXPECT_EQ(outcome.exit_code, 0) << outcome.err;
+  };
+  run("whole", {"--save_steps", "2"});
+  run("resumed", {"--resume_from_checkpoint", folder_ / "whole/snapshot-2"});
+  EXPECT_EQ(results("resumed")["weights_sha256"], results("whole")["weights_sha256"]);
+  run("recomputed", {"--gradient_checkpointing", "every"});
+  EXPECT_EQ(results("recomputed")["weights_sha256"], results("whole")["weights_sha256"]);
+  std::vector<std::string> sampling = words;
+  sampling.emplace_back("--sample");
+  EXPECT_EQ(run_program(sampling, folder_).exit_code, 2) << "it continues no text";
+}
+
 TEST_F(CommandsTest, CompareTrainsEveryVariantOnTheSameSamples) {
   const Outcome outcome = run_program({"compare", "--model_config", "hidden=8", "--dataset", "synthetic", "--global_batch_size", "32",
                                        "--max_steps", "3", "--memory_budget", "4MiB", "--output_dir", folder_ / "out", "--json"},

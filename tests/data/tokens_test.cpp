@@ -120,6 +120,62 @@ TEST_F(TokensTest, RefusesTooLittleTextAndTooSmallAVocabulary) {
   EXPECT_THROW(make_random_crops(tokens, 3, 'd', 1, 0)->load({0}), DataError);
 }
 
+MicroBatch masked_samples(std::int64_t count, std::int64_t length, const Masking& masking) {
+  std::vector<std::int64_t> indices(static_cast<std::size_t>(count));
+  for (std::size_t i = 0; i < indices.size(); ++i) indices[i] = static_cast<std::int64_t>(i);
+  return make_synthetic_tokens(count, length, 500, 7, masking)->load(indices);
+}
+
+TEST_F(TokensTest, MaskedSamplesHideWhatIsToBeGuessed) {
+  constexpr std::int64_t kSamples = 400, kLength = 40, kChosen = 6;
+  const MicroBatch batch = masked_samples(kSamples, kLength, {kChosen, 499, 3});
+  const at::Tensor &tokens = batch.inputs[0], &targets = batch.targets[0], &positions = batch.targets[1];
+  EXPECT_EQ(tokens.sizes(), torch::IntArrayRef({kSamples, kLength}));
+  EXPECT_EQ(targets.sizes(), torch::IntArrayRef({kSamples, kChosen}));
+  EXPECT_EQ(batch.num_items, kSamples * kChosen);
+  EXPECT_TRUE(positions.slice(1, 1).gt(positions.slice(1, 0, kChosen - 1)).all().item<bool>()) << "rising, so that none is there twice";
+  // Put back, the chosen tokens make the text, which masking leaves alone elsewhere.
+  const at::Tensor plain = make_synthetic_tokens(kSamples, kLength, 500, 7)->load({0, 1, 2, 399}).inputs[0];
+  EXPECT_TRUE(torch::equal(tokens.scatter(1, positions, targets).index_select(0, torch::tensor({0, 1, 2, 399})), plain));
+  const at::Tensor shown = tokens.gather(1, positions);
+  const auto share = [&](const at::Tensor& which) { return which.to(torch::kDouble).mean().item<double>(); };
+  EXPECT_NEAR(share(shown.eq(499)), 0.8, 0.03);
+  EXPECT_NEAR(share(shown.eq(targets)), 0.1, 0.03);
+  EXPECT_NEAR(share(shown.ne(499).logical_and(shown.ne(targets))), 0.1, 0.03);
+  // Every place is chosen about as often as any other.
+  const at::Tensor counts = positions.reshape({-1}).bincount({}, kLength);
+  EXPECT_GT(counts.min().item<std::int64_t>(), 30);
+  EXPECT_LT(counts.max().item<std::int64_t>(), 95);
+}
+
+TEST_F(TokensTest, MasksDependOnSeedAndNumberAlone) {
+  const Masking masking{3, 499, 3};
+  const auto data = make_synthetic_tokens(10, 20, 500, 7, masking);
+  const MicroBatch together = data->load({2, 5, 9}), alone = data->load({5});
+  EXPECT_TRUE(torch::equal(together.inputs[0][1], alone.inputs[0][0]));
+  EXPECT_TRUE(torch::equal(together.targets[1][1], alone.targets[1][0]));
+  EXPECT_FALSE(torch::equal(together.targets[1][0], together.targets[1][1]));
+  EXPECT_FALSE(torch::equal(together.targets[1], make_synthetic_tokens(10, 20, 500, 7, Masking{3, 499, 4})->load({2, 5, 9}).targets[1]));
+  EXPECT_EQ(data->count_items({2, 5}), 6);
+}
+
+TEST_F(TokensTest, CropsCanBeMasked) {
+  const Tokens tokens = open_text_file(write("masked.txt", std::string(300, 'a')));
+  const Masking masking{2, 256, 1};
+  const auto data = make_random_crops(tokens, 10, 257, 50, 3, masking);
+  const MicroBatch batch = data->load({0, 49});
+  EXPECT_TRUE(batch.targets[0].eq('a').all().item<bool>());
+  EXPECT_TRUE(data->draws_anew());
+  EXPECT_FALSE(torch::equal(batch.targets[1], data->load({50, 99}).targets[1])) << "the next epoch has masks of its own";
+  EXPECT_EQ(make_crops_in_order(tokens, 10, 257, masking)->load({3}).num_items, 2);
+}
+
+TEST_F(TokensTest, RefusesMaskingThatDoesNotFit) {
+  EXPECT_THROW(make_synthetic_tokens(4, 8, 50, 1, Masking{0, 49, 1}), ConfigError);
+  EXPECT_THROW(make_synthetic_tokens(4, 8, 50, 1, Masking{9, 49, 1}), ConfigError);
+  EXPECT_THROW(make_synthetic_tokens(4, 8, 50, 1, Masking{1, 50, 1}), ConfigError);
+}
+
 // A SentencePiece model as a protobuf, by hand: pieces with scores, all else by default.
 std::string small_model() {
   std::string model;

@@ -12,6 +12,8 @@
 #include <headroom/plan/policies.h>
 #include <headroom/plan/simulate.h>
 
+#include "support/zoo_data.h"
+
 #include <gtest/gtest.h>
 #include <sys/resource.h>
 #include <torch/torch.h>
@@ -51,10 +53,7 @@ class Folder {
   fs::path path_;
 };
 
-MicroBatch batch_for(const ModelInput& input) {
-  if (input.kind == ModelInput::Kind::kTokens) return make_synthetic_tokens(8, input.length, input.vocabulary, 3)->load({0, 1, 2, 3});
-  return make_synthetic_images(8, input.channels, input.rows, input.columns, input.num_classes, 3)->load({0, 1, 2, 3});
-}
+MicroBatch batch_for(const ModelInput& input) { return testing::synthetic_data(input, 8, 3)->load({0, 1, 2, 3}); }
 
 BoundaryFormat free_of_charge(KeepAs format) {
   const bool on_disk = format == KeepAs::kDisk;

@@ -8,6 +8,8 @@
 #include <headroom/model/zoo.h>
 #include <headroom/plan/policies.h>
 
+#include "support/zoo_data.h"
+
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
@@ -21,11 +23,7 @@ struct Outcome {
   MicroResult result;
 };
 
-MicroBatch some_tokens(const ModelInput& input) { return make_synthetic_tokens(8, input.length, input.vocabulary, 3)->load({0, 1, 2, 3}); }
-
-MicroBatch some_images(const ModelInput& input) {
-  return make_synthetic_images(8, input.channels, input.rows, input.columns, input.num_classes, 3)->load({0, 1, 2, 3});
-}
+MicroBatch some_samples(const ModelInput& input) { return testing::synthetic_data(input, 8, 3)->load({0, 1, 2, 3}); }
 
 Outcome run_model(const std::string& name, const std::string& config, const std::vector<Operation>* operations,
                   std::optional<at::ScalarType> half, bool check_values = false, std::optional<at::ScalarType> compute = std::nullopt) {
@@ -36,7 +34,7 @@ Outcome run_model(const std::string& name, const std::string& config, const std:
   options.compute_in_half = compute;
   options.check_recomputed_values = check_values;
   Executor executor(model.chain, options);
-  const MicroBatch micro = model.input.kind == ModelInput::Kind::kTokens ? some_tokens(model.input) : some_images(model.input);
+  const MicroBatch micro = some_samples(model.input);
   Outcome run;
   run.result = executor.accumulate(micro, operations ? *operations : keep_everything(model.chain.size()), 0.25);
   run.loss = run.result.loss_sum;
@@ -68,10 +66,21 @@ struct ModelCase {
   std::size_t num_stages;
 };
 
-const ModelCase kModels[] = {{"mlp", "hidden=32,layers=4", 5},
-                             {"nin", "width=4,rows=14,columns=14", 4},
-                             {"resnet", "blocks=6,width=4,rows=10,columns=10", 8},
-                             {"gpt", "n_layer=3,n_head=2,n_embd=32,block_size=16,vocab_size=50,dropout=0.1", 5}};
+const ModelCase kModels[] = {
+    {"mlp", "hidden=32,layers=4", 5},
+    {"nin", "width=4,rows=14,columns=14", 4},
+    {"resnet", "blocks=6,width=4,rows=10,columns=10", 8},
+    {"gpt", "n_layer=3,n_head=2,n_embd=32,block_size=16,vocab_size=50,dropout=0.1", 5},
+    {"vit", "num_hidden_layers=3,num_attention_heads=2,hidden_size=32,intermediate_size=48,image_size=16,dropout=0.1", 5},
+    {"bert",
+     "num_hidden_layers=3,num_attention_heads=2,hidden_size=32,intermediate_size=48,max_position_embeddings=20,"
+     "length=16,vocab_size=50,mlm_probability=0.3,dropout=0.1",
+     5},
+    {"clip",
+     "vision_num_hidden_layers=2,vision_num_attention_heads=2,vision_hidden_size=32,vision_intermediate_size=64,"
+     "text_num_hidden_layers=2,text_num_attention_heads=2,text_hidden_size=32,text_intermediate_size=64,image_size=16,"
+     "length=12,vocab_size=40,projection_dim=16,vision_dropout=0.1",
+     8}};
 
 TEST(Executor, EveryPolicyGivesBitIdenticalLossGradientsAndBuffers) {
   for (const ModelCase& model : kModels) {
@@ -133,27 +142,30 @@ TEST(Executor, HalfPrecisionKeepsHalfTheBytes) {
   for (std::size_t i = 0; i < indices.size(); ++i) indices[i] = static_cast<std::int64_t>(i);
   const MicroBatch images = make_synthetic_images(128, 1, 8, 8, 10, 3)->load(indices);
   for (const at::ScalarType half : {at::kBFloat16, at::kHalf}) {
-    const MicroBatch tokens = some_tokens(gpt.input);
+    const MicroBatch tokens = some_samples(gpt.input);
     EXPECT_LE(static_cast<double>(kept_bytes(gpt, tokens, half)), 0.53 * static_cast<double>(kept_bytes(gpt, tokens, std::nullopt)));
     EXPECT_LE(static_cast<double>(kept_bytes(mlp, images, half)), 0.53 * static_cast<double>(kept_bytes(mlp, images, std::nullopt)));
   }
 }
 
-TEST(Executor, EveryOptionOfABlockRoundsTheSameValues) {
-  const ModelCase model = kModels[3];
-  for (const at::ScalarType half : {at::kBFloat16, at::kHalf}) {
-    const Outcome plain = run_model(model.name, model.config, nullptr, half);
-    for (const int option : {1, 2}) {
-      for (const char* text : {"none", "sqrt"}) {
-        std::vector<Operation> operations = policy(text, model.num_stages);
-        for (Operation& operation : operations) {
-          const bool is_block = operation.stage > 1 && operation.stage < static_cast<int>(model.num_stages);
-          if (operation.kind == OperationKind::kForwardKeep && is_block) operation.option = option;
-        }
-        SCOPED_TRACE(option);
-        expect_identical(run_model(model.name, model.config, &operations, half), plain);
+void expect_options_to_round_alike(const ModelCase& model, at::ScalarType half) {
+  const Outcome plain = run_model(model.name, model.config, nullptr, half);
+  for (const int option : {1, 2}) {
+    for (const char* text : {"none", "sqrt"}) {
+      std::vector<Operation> operations = policy(text, model.num_stages);
+      for (Operation& operation : operations) {
+        const bool is_block = operation.stage > 1 && operation.stage < static_cast<int>(model.num_stages);
+        if (operation.kind == OperationKind::kForwardKeep && is_block) operation.option = option;
       }
+      SCOPED_TRACE(std::string(model.name) + " option " + std::to_string(option) + " " + text);
+      expect_identical(run_model(model.name, model.config, &operations, half), plain);
     }
+  }
+}
+
+TEST(Executor, EveryOptionOfABlockRoundsTheSameValues) {
+  for (const std::size_t transformer : {3U, 4U, 5U}) {
+    for (const at::ScalarType half : {at::kBFloat16, at::kHalf}) expect_options_to_round_alike(kModels[transformer], half);
   }
 }
 
@@ -184,7 +196,7 @@ TEST(Executor, KeepsOrComputesInHalfPrecisionButNotBoth) {
 TEST(Executor, EqualsOneGraphOverTheWholeModel) {
   seed_everything(5);
   const ZooModel model = make_model("gpt", "n_layer=2,n_head=2,n_embd=32,block_size=16,vocab_size=50,dropout=0.1");
-  const MicroBatch micro = some_tokens(model.input);
+  const MicroBatch micro = some_samples(model.input);
   const RandomState random = RandomState::capture();
   std::vector<at::Tensor> values = micro.inputs;
   for (std::size_t i = 0; i < model.chain.size(); ++i) values = model.chain.stage(i).forward(values, micro, 0);
@@ -207,7 +219,7 @@ TEST(Executor, EqualsOneGraphOverTheWholeModel) {
 TEST(Executor, LeavesNothingBehind) {
   seed_everything(5);
   const ZooModel model = make_model("gpt", "n_layer=3,n_head=2,n_embd=32,block_size=16,vocab_size=50");
-  const MicroBatch micro = some_tokens(model.input);
+  const MicroBatch micro = some_samples(model.input);
   Executor executor(model.chain);
   const std::vector<Operation> operations = policy("sqrt", model.chain.size());
   executor.accumulate(micro, operations, 1.0);

@@ -6,6 +6,8 @@
 #include <headroom/memory/shape_meter.h>
 #include <headroom/model/zoo.h>
 
+#include "support/zoo_data.h"
+
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
@@ -17,10 +19,7 @@ namespace {
 MicroBatch load(const ModelInput& input, std::int64_t num_samples) {
   std::vector<std::int64_t> indices(static_cast<std::size_t>(num_samples));
   std::iota(indices.begin(), indices.end(), 0);
-  if (input.kind == ModelInput::Kind::kTokens) {
-    return make_synthetic_tokens(num_samples, input.length, input.vocabulary, 1)->load(indices);
-  }
-  return make_synthetic_images(num_samples, input.channels, input.rows, input.columns, input.num_classes, 1)->load(indices);
+  return testing::synthetic_data(input, num_samples, 1)->load(indices);
 }
 
 void expect_close(std::int64_t counted, std::int64_t measured, const char* what) {
@@ -67,7 +66,9 @@ TEST_P(CountedBytes, EqualMeasuredBytesForEveryStageAndOption) {
       const MicroBatch micro = load(model.input, num_samples);
       const auto measured = profile_chain(model.chain, micro, half);
       ASSERT_TRUE(measured);
-      MicroBatch shapes{{shape_of(micro.inputs[0])}, {shape_of(micro.targets[0])}, micro.num_samples, micro.num_items};
+      MicroBatch shapes{{}, {}, micro.num_samples, micro.num_items};
+      for (const at::Tensor& input : micro.inputs) shapes.inputs.push_back(shape_of(input));
+      for (const at::Tensor& target : micro.targets) shapes.targets.push_back(shape_of(target));
       const WithoutMemory without(tensors);
       const std::int64_t live = MemoryMeter::instance().live_bytes();
       const auto counted = profile_chain(model.chain, shapes, half);
@@ -101,13 +102,21 @@ TEST(CountChain, RefusesAStageThatNeedsMemoryAndLeavesTheModelAsItWas) {
   EXPECT_FALSE(network->parameters()[0].grad().defined());
 }
 
-INSTANTIATE_TEST_SUITE_P(Zoo, CountedBytes,
-                         ::testing::Values(ModelCase{"mlp", "hidden=64,layers=3"}, ModelCase{"nin", "width=8,rows=14,columns=14"},
-                                           ModelCase{"resnet", "blocks=2,width=8,rows=12,columns=12"},
-                                           ModelCase{"resnet", "blocks=2,width=8,rows=12,columns=12,norm=0,channels=3"},
-                                           ModelCase{"gpt", "n_layer=2,n_head=2,n_embd=32,block_size=32,vocab_size=64,dropout=0.1"},
-                                           ModelCase{"gpt", "n_layer=2,n_head=4,n_embd=64,block_size=200,vocab_size=300,dropout=0"}),
-                         [](const auto& which) { return which.param.name + std::to_string(which.index); });
+INSTANTIATE_TEST_SUITE_P(
+    Zoo, CountedBytes,
+    ::testing::Values(ModelCase{"mlp", "hidden=64,layers=3"}, ModelCase{"nin", "width=8,rows=14,columns=14"},
+                      ModelCase{"resnet", "blocks=2,width=8,rows=12,columns=12"},
+                      ModelCase{"resnet", "blocks=2,width=8,rows=12,columns=12,norm=0,channels=3"},
+                      ModelCase{"gpt", "n_layer=2,n_head=2,n_embd=32,block_size=32,vocab_size=64,dropout=0.1"},
+                      ModelCase{"gpt", "n_layer=2,n_head=4,n_embd=64,block_size=200,vocab_size=300,dropout=0"},
+                      ModelCase{"vit", "num_hidden_layers=2,num_attention_heads=2,hidden_size=32,intermediate_size=64,dropout=0.1"},
+                      ModelCase{"bert",
+                                "num_hidden_layers=2,num_attention_heads=4,hidden_size=64,intermediate_size=128,max_position_embeddings="
+                                "200,length=180,vocab_size=300,dropout=0.1"},
+                      ModelCase{"clip",
+                                "vision_num_hidden_layers=1,text_num_hidden_layers=1,vision_hidden_size=32,text_hidden_size=32,vocab_size="
+                                "60,text_dropout=0.1"}),
+    [](const auto& which) { return which.param.name + std::to_string(which.index); });
 
 }  // namespace
 }  // namespace headroom

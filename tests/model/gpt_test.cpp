@@ -2,6 +2,7 @@
 
 #include <headroom/core/error.h>
 
+#include "model/chain_runs.h"
 #include "ops/twins.h"
 
 #include <gtest/gtest.h>
@@ -10,6 +11,8 @@
 namespace headroom {
 namespace {
 
+using testing::loss_of;
+using testing::take_gradients;
 using torch::Tensor;
 
 const char* const kSmall = "n_layer=2,n_head=2,n_embd=20,block_size=12,vocab_size=31";
@@ -17,24 +20,6 @@ const char* const kSmall = "n_layer=2,n_head=2,n_embd=20,block_size=12,vocab_siz
 MicroBatch random_micro(std::int64_t B, std::int64_t T, std::int64_t V) {
   const Tensor text = torch::randint(0, V, {B, T + 1});
   return {{text.slice(1, 0, T).contiguous()}, {text.slice(1, 1).contiguous()}, B, B * T};
-}
-
-Tensor loss_of(const Chain& chain, const MicroBatch& micro, int option = 0) {
-  std::vector<Tensor> values = micro.inputs;
-  for (std::size_t i = 0; i < chain.size(); ++i) {
-    const int most = static_cast<int>(chain.stage(i).options().size()) - 1;
-    values = chain.stage(i).forward(values, micro, std::min(option, most));
-  }
-  return values.at(0);
-}
-
-std::vector<Tensor> gradients_of(const Chain& chain) {
-  std::vector<Tensor> gradients;
-  for (const Tensor& p : chain.parameters()) {
-    gradients.push_back(p.grad().clone());
-    p.mutable_grad() = Tensor();
-  }
-  return gradients;
 }
 
 TEST(GptConfig, HasThePublishedSizes) {
@@ -111,7 +96,7 @@ TEST(Gpt, GivesTheSameBitsForEveryOption) {
       torch::manual_seed(3);
       const Tensor loss = loss_of(chain, micro, option);
       loss.backward();
-      std::vector<Tensor> results = gradients_of(chain);
+      std::vector<Tensor> results = take_gradients(chain);
       results.push_back(loss.detach());
       if (option == 0) first = results;
       EXPECT_TRUE(twins::same_bits(first, results)) << option;

@@ -6,7 +6,11 @@
 #include <headroom/ops/embedding.h>
 #include <headroom/ops/layer_norm.h>
 #include <headroom/ops/linear.h>
+#include <headroom/ops/patch_embedding.h>
+#include <headroom/ops/rows_at.h>
 #include <headroom/ops/transformer.h>
+
+#include <headroom/core/error.h>
 
 #include "ops/twins.h"
 
@@ -258,6 +262,26 @@ TEST(Exactness, LinearCrossEntropyOverRandomShapes) {
   }
 }
 
+TEST(Exactness, LinearCrossEntropyWithABias) {
+  const auto with = [](CrossEntropyOptions options, const Tensor& bias) {
+    options.bias = bias;
+    return options;
+  };
+  std::mt19937 random(7);
+  for (int i = 0; i < 30; ++i) {
+    const EntropyCase c = random_entropy(random, i >= 25);
+    SCOPED_TRACE(testing::Message() << "case " << i << ": " << c.num_rows << " rows of " << c.width << ", " << c.num_classes << " classes");
+    const twins::Function ours = [&](const Inputs& in) { return linear_cross_entropy(in[0], in[1], c.targets, with(c.options, in[2])); };
+    const Inputs inputs{torch::randn({c.num_rows, c.width}), torch::randn({c.num_classes, c.width}), torch::randn({c.num_classes}) * 2};
+    for (const auto type : {torch::kFloat, torch::kDouble}) {
+      expect_equal(
+          ours, [&](const Inputs& in) { return twins::linear_cross_entropy(in[0], in[1], c.targets, with(c.options, in[2])); }, inputs,
+          tolerance_of(type), type);
+    }
+    if (i >= 25) expect_finite_differences(ours, inputs);
+  }
+}
+
 TEST(Exactness, LinearCrossEntropyWithHugeLogitsIsAsExactAsFloatAllows) {
   for (const double scale : {10.0, 100.0, 1000.0}) {
     twins::FloatErrors errors;
@@ -318,6 +342,9 @@ Inputs block_inputs(std::int64_t num_samples, std::int64_t length, std::int64_t 
 AttentionWeights attention_of(const Inputs& in) { return {in[1], in[2], in[3], in[4], in[5], in[6]}; }
 MlpWeights mlp_of(const Inputs& in) { return {in[7], in[8], in[9], in[10], in[11], in[12]}; }
 Tensor run_block(const Inputs& in, const BlockOptions& options) { return transformer_block(in[0], attention_of(in), mlp_of(in), options); }
+Tensor run_post_norm(const Inputs& in, const BlockOptions& options) {
+  return post_norm_block(in[0], attention_of(in), mlp_of(in), options);
+}
 
 TEST(Exactness, MlpOverRandomShapes) {
   std::mt19937 random(5);
@@ -376,12 +403,107 @@ TEST(Exactness, BlockByFiniteDifferences) {
   }
 }
 
+TEST(Exactness, PostNormBlockOverShapesPaddingAndDropout) {
+  for (const std::int64_t length : {1, 9, 350}) {
+    for (const double p : {0.0, 0.25}) {
+      for (const bool biases : {true, false}) {
+        SCOPED_TRACE(testing::Message() << "T " << length << " dropout " << p << " biases " << biases);
+        BlockOptions options;
+        options.num_heads = 2;
+        options.gelu = GeluKind::kExact;
+        options.norm_eps = 1e-12;
+        options.attention.key_mask = torch::arange(length).unsqueeze(0) < torch::tensor({length, length / 2, std::int64_t{0}}).unsqueeze(1);
+        options.residual_dropout_p = p;
+        torch::manual_seed(8);
+        const Tensor ones = torch::ones({3 * length, 12});
+        const std::array<Tensor, 2> keep{dropout(ones, p), dropout(ones, p)};
+        torch::manual_seed(length);
+        expect_equal(
+            [&](const Inputs& in) {
+              torch::manual_seed(8);
+              return run_post_norm(in, options);
+            },
+            [&](const Inputs& in) { return twins::post_norm_block(in[0], attention_of(in), mlp_of(in), options, keep); },
+            block_inputs(3, length, 12, 20, biases), 1e-5);
+      }
+    }
+  }
+}
+
+TEST(Exactness, PostNormBlockInDoubleAndByFiniteDifferences) {
+  BlockOptions options;
+  options.num_heads = 2;
+  options.gelu = GeluKind::kExact;
+  torch::manual_seed(6);
+  expect_equal([&](const Inputs& in) { return run_post_norm(in, options); },
+               [&](const Inputs& in) { return twins::post_norm_block(in[0], attention_of(in), mlp_of(in), options); },
+               block_inputs(2, 7, 12, 20, true), 1e-10, torch::kDouble);
+  expect_finite_differences([&](const Inputs& in) { return run_post_norm(in, options); }, block_inputs(1, 3, 4, 6, true));
+}
+
+TEST(Exactness, RowsAtGathersAndScatters) {
+  const Tensor positions = torch::tensor({{0, 4, 4}, {3, 1, 0}});  // one of them twice
+  const auto twin = [&](const Inputs& in) {
+    return in[0].gather(1, positions.unsqueeze(2).expand({2, 3, in[0].size(2)})).reshape({6, in[0].size(2)});
+  };
+  for (const auto type : {torch::kFloat, torch::kDouble}) {
+    torch::manual_seed(3);
+    expect_equal([&](const Inputs& in) { return rows_at(in[0], positions); }, twin, {torch::randn({2, 5, 7})}, 1e-6, type);
+  }
+  EXPECT_THROW(rows_at(torch::randn({2, 4, 7}), positions), DataError);
+  EXPECT_THROW(rows_at(torch::randn({3, 5, 7}), positions), ConfigError);
+}
+
+// Images of 2 x 3 patches, a projection with or without a bias, a class token and positions.
+Inputs patch_inputs(std::int64_t num_samples, std::int64_t channels, std::int64_t patch, std::int64_t width, bool bias) {
+  return {torch::randn({num_samples, channels, 2 * patch, 3 * patch}), torch::randn({width, channels * patch * patch}),
+          bias ? torch::randn({width}) : Tensor(), torch::randn({1, 1, width}), torch::randn({1, 7, width})};
+}
+
+TEST(Exactness, PatchEmbeddingIsAConvolution) {
+  const auto twin = [](const Inputs& in, const Tensor& images, std::int64_t patch) {
+    const Tensor kernel = in[0].view({in[0].size(0), images.size(1), patch, patch});
+    const Tensor patches = torch::conv2d(images.to(in[0].scalar_type()), kernel, in[1], patch).flatten(2).transpose(1, 2);
+    return torch::cat({in[2].expand({images.size(0), 1, -1}), patches}, 1) + in[3];
+  };
+  for (const std::int64_t num_samples : {1, 5}) {
+    for (const std::int64_t channels : {1, 3}) {
+      for (const std::int64_t patch : {1, 4}) {
+        SCOPED_TRACE(testing::Message() << num_samples << " images, " << channels << " channels, patches of " << patch);
+        torch::manual_seed(patch);
+        Inputs weights = patch_inputs(num_samples, channels, patch, 21, channels == 3);
+        const Tensor images = weights[0];
+        weights.erase(weights.begin());
+        for (const auto type : {torch::kFloat, torch::kDouble}) {
+          expect_equal(
+              [&](const Inputs& in) {
+                return patch_embedding(images.to(type), patch, {in[0], in[1], in[2], in[3]});
+              },
+              [&](const Inputs& in) { return twin(in, images, patch); }, weights, tolerance_of(type), type);
+        }
+      }
+    }
+  }
+}
+
+TEST(Exactness, PatchEmbeddingByFiniteDifferencesInTheImagesToo) {
+  torch::manual_seed(9);
+  expect_finite_differences(
+      [](const Inputs& in) {
+        return patch_embedding(in[0], 2, {in[1], in[2], in[3], in[4]});
+      },
+      patch_inputs(2, 1, 2, 3, true));
+}
+
 TEST(Exactness, LinearAndEmbeddingAndDropoutInBothTypes) {
   for (const auto type : {torch::kFloat, torch::kDouble}) {
     torch::manual_seed(7);
     expect_equal([](const Inputs& in) { return linear(in[0], in[1], in[2]); },
                  [](const Inputs& in) { return twins::linear(in[0], in[1], in[2]); },
                  {torch::randn({37, 19}), torch::randn({23, 19}), torch::randn({23})}, tolerance_of(type), type);
+    expect_equal([](const Inputs& in) { return linear(in[0], in[1], Tensor()); },
+                 [](const Inputs& in) { return twins::linear(in[0], in[1], Tensor()); }, {torch::randn({37, 19}), torch::randn({23, 19})},
+                 tolerance_of(type), type);
     const Tensor tokens = torch::randint(0, 9, {4, 7});
     expect_equal([&](const Inputs& in) { return token_position_embedding(tokens, in[0], in[1]); },
                  [&](const Inputs& in) { return torch::embedding(in[0], tokens) + in[1].slice(0, 0, 7); },
@@ -432,6 +554,7 @@ std::vector<Named> everything() {
   block.attention.causal = true;
   block.attention.dropout_p = block.residual_dropout_p = 0.1;
   const Tensor tokens = torch::randint(0, 50, {3, 200}), targets = torch::randint(0, 90, {600});
+  const Tensor positions = torch::randint(0, 40, {9, 6});
   return {{"attention", [=](const Inputs& in) { return attention(in[0], 3, attended); }, {torch::randn({2, 130, 3 * 3 * 24})}, false},
           {"layer_norm",
            [](const Inputs& in) { return layer_norm(in[0], in[1], in[2]); },
@@ -446,12 +569,28 @@ std::vector<Named> everything() {
            [=](const Inputs& in) { return linear_cross_entropy(in[0], in[1], targets); },
            {torch::randn({600, 48}), torch::randn({90, 48})},
            true},
+          {"patch_embedding",
+           [images = torch::randn({6, 2, 8, 12})](const Inputs& in) {
+             return patch_embedding(images, 4, {in[0], in[1], in[2], in[3]});
+           },
+           {torch::randn({40, 32}), torch::randn({40}), torch::randn({1, 1, 40}), torch::randn({1, 7, 40})},
+           true},
           {"mlp",
            [=](const Inputs& in) {
              return mlp(in[0], {{}, {}, in[1], in[2], in[3], in[4]}, block);
            },
            {torch::randn({700, 32}), torch::randn({64, 32}), torch::randn({64}), torch::randn({32, 64}), torch::randn({32})},
            true},
+          {"rows_at", [=](const Inputs& in) { return rows_at(in[0], positions); }, {torch::randn({9, 40, 33})}, false},
+          {"linear_cross_entropy with a bias",
+           [=](const Inputs& in) {
+             CrossEntropyOptions options;
+             options.bias = in[2];
+             return linear_cross_entropy(in[0], in[1], targets, options);
+           },
+           {torch::randn({600, 48}), torch::randn({90, 48}), torch::randn({90})},
+           true},
+          {"post_norm_block", [=](const Inputs& in) { return run_post_norm(in, block); }, block_inputs(3, 120, 32, 64, true), true},
           {"transformer_block", [=](const Inputs& in) { return run_block(in, block); }, block_inputs(3, 120, 32, 64, true), true}};
 }
 

@@ -112,25 +112,31 @@ TEST(TransformerBlock, EqualsItsTwin) {
 }
 
 TEST(TransformerBlock, GivesTheSameBitsWhateverItKeeps) {
-  for (const double p : {0.0, 0.2}) {
-    BlockOptions options;
-    options.num_heads = 4;
-    options.attention.causal = true;
-    options.attention.dropout_p = options.residual_dropout_p = p;
-    options.attention.key_mask = torch::rand({3, 700}) < 0.9;
-    const auto inputs = random_inputs(3, 700, 32, 128);
-    const auto run = [&](BlockKeep keep) {
-      options.keep = keep;
+  for (const auto& [name, run_block] : {std::make_pair("pre-norm", transformer_block), std::make_pair("post-norm", post_norm_block)}) {
+    for (const double p : {0.0, 0.2}) {
+      SCOPED_TRACE(testing::Message() << name << ", dropout " << p);
+      BlockOptions options;
+      options.num_heads = 4;
+      options.attention.causal = true;
+      options.attention.dropout_p = options.residual_dropout_p = p;
+      options.attention.key_mask = torch::rand({3, 700}) < 0.9;
+      const auto inputs = random_inputs(3, 700, 32, 128);
+      const auto once = [&, block = run_block](const std::vector<Tensor>& in) {
+        return block(in[0], attention_of(in), mlp_of(in), options);
+      };
+      const auto run = [&](BlockKeep keep) {
+        options.keep = keep;
+        torch::manual_seed(7);
+        return twins::run(once, inputs, torch::kFloat);
+      };
+      const auto all = run(BlockKeep::kAll);
+      for (const BlockKeep keep : {BlockKeep::kNoGelu, BlockKeep::kNoGeluNorms, BlockKeep::kNoGeluNormsQkv, BlockKeep::kAttention}) {
+        EXPECT_TRUE(twins::same_bits(all, run(keep))) << block_keep_names()[static_cast<std::size_t>(keep)];
+      }
+      const torch::NoGradGuard no_grad;
       torch::manual_seed(7);
-      return twins::run([&](const std::vector<Tensor>& in) { return block(in, options); }, inputs, torch::kFloat);
-    };
-    const auto all = run(BlockKeep::kAll);
-    for (const BlockKeep keep : {BlockKeep::kNoGelu, BlockKeep::kNoGeluNorms, BlockKeep::kNoGeluNormsQkv, BlockKeep::kAttention}) {
-      EXPECT_TRUE(twins::same_bits(all, run(keep))) << block_keep_names()[static_cast<std::size_t>(keep)];
+      EXPECT_TRUE(torch::equal(all[0], once(inputs))) << "without gradients";
     }
-    const torch::NoGradGuard no_grad;
-    torch::manual_seed(7);
-    EXPECT_TRUE(torch::equal(all[0], block(inputs, options))) << "without gradients";
   }
 }
 

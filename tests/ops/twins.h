@@ -62,8 +62,18 @@ inline Tensor block(const Tensor& x, const AttentionWeights& a, const MlpWeights
   return sum + dropped(linear(gelu(hidden, o.gelu), m.out_weight, m.out_bias), keep[1]);
 }
 
+/// The same with the norms after the halves.
+inline Tensor post_norm_block(const Tensor& x, const AttentionWeights& a, const MlpWeights& m, const BlockOptions& o,
+                              const std::array<Tensor, 2>& keep = {}) {
+  const auto dropped = [&](const Tensor& t, const Tensor& k) { return k.defined() ? t * k.to(t.scalar_type()).view(t.sizes()) : t; };
+  const Tensor attended = attention(linear(x, a.qkv_weight, a.qkv_bias), o.num_heads, o.attention.causal, o.attention.key_mask);
+  const Tensor y = layer_norm(x + dropped(linear(attended, a.proj_weight, a.proj_bias), keep[0]), a.norm_weight, a.norm_bias, o.norm_eps);
+  const Tensor hidden = gelu(linear(y, m.hidden_weight, m.hidden_bias), o.gelu);
+  return layer_norm(y + dropped(linear(hidden, m.out_weight, m.out_bias), keep[1]), m.norm_weight, m.norm_bias, o.norm_eps);
+}
+
 inline Tensor linear_cross_entropy(const Tensor& hidden, const Tensor& weight, const Tensor& targets, const CrossEntropyOptions& options) {
-  const Tensor log_p = torch::log_softmax(torch::matmul(hidden.reshape({-1, hidden.size(-1)}), weight.t()), -1);
+  const Tensor log_p = torch::log_softmax(linear(hidden.reshape({-1, hidden.size(-1)}), weight, options.bias), -1);
   const Tensor flat = targets.reshape({-1});
   const Tensor counts = flat.ne(options.ignore_index).to(torch::kDouble);
   const Tensor weights = options.item_weights.defined() ? options.item_weights.reshape({-1}).to(torch::kDouble) * counts : counts;

@@ -9,6 +9,8 @@
 #include <headroom/plan/chain_solver.h>
 #include <headroom/train/trainer.h>
 
+#include "support/zoo_data.h"
+
 #include <unistd.h>
 
 #include <algorithm>
@@ -69,10 +71,7 @@ inline TrainingArguments arguments_of(const RunCase& run, std::int64_t budget_by
   return arguments;
 }
 
-inline std::shared_ptr<const Dataset> data_for(const ModelInput& input) {
-  if (input.kind == ModelInput::Kind::kTokens) return make_synthetic_tokens(256, input.length, input.vocabulary, 7);
-  return make_synthetic_images(256, input.channels, input.rows, input.columns, input.num_classes, 7);
-}
+inline std::shared_ptr<const Dataset> data_for(const ModelInput& input) { return testing::synthetic_data(input, 256, 7); }
 
 // A dataset that lowers the cap when it is asked for a certain micro-batch, as another process would.
 class CapLoweringData final : public Dataset {

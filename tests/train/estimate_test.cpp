@@ -1,6 +1,7 @@
 // "Will it fit?": what is estimated without running is what training then measures.
 #include "train/budget_runs.h"
 
+#include <headroom/core/error.h>
 #include <headroom/core/log.h>
 #include <headroom/memory/shape_meter.h>
 #include <headroom/train/estimate.h>
@@ -72,7 +73,14 @@ INSTANTIATE_TEST_SUITE_P(
     Models, Estimates,
     ::testing::Values(RunCase{"mlp", "hidden=64,layers=6", 8, 0, "adamw"}, RunCase{"nin", "width=4,rows=14,columns=14", 8, 0, "sgd"},
                       RunCase{"resnet", "blocks=12,width=4,rows=10,columns=10", 8, 0, "adamw"},
-                      RunCase{"gpt", "n_layer=4,n_head=2,n_embd=32,block_size=32,vocab_size=64,dropout=0.1", 8, 0, "adafactor"}),
+                      RunCase{"gpt", "n_layer=4,n_head=2,n_embd=32,block_size=32,vocab_size=64,dropout=0.1", 8, 0, "adafactor"},
+                      RunCase{"vit",
+                              "num_hidden_layers=4,num_attention_heads=2,hidden_size=32,intermediate_size=64,image_size=20,dropout=0.1", 8,
+                              0, "adamw"},
+                      RunCase{"bert",
+                              "num_hidden_layers=4,num_attention_heads=2,hidden_size=32,intermediate_size=128,max_position_embeddings=40,"
+                              "length=32,vocab_size=64,dropout=0.1",
+                              8, 0, "adamw"}),
     [](const auto& which) { return which.param.model; });
 
 TEST(Estimate, OfSeveralRanksIsThatOfTheShareOfOne) {
@@ -92,6 +100,22 @@ TEST(Estimate, OfSeveralRanksIsThatOfTheShareOfOne) {
     EXPECT_GE(two.policies[i].peak_bytes, one.policies[i].peak_bytes);
     EXPECT_LE(two.policies[i].peak_bytes, one.policies[i].peak_bytes + (std::int64_t{1} << 20)) << "and what summing gradients takes";
   }
+}
+
+TEST(Estimate, OfABatchThatCannotBeSplitOffersNoAccumulation) {
+  TrainingArguments arguments;
+  arguments.model = "clip";
+  arguments.global_batch_size = 16;
+  arguments.per_device_train_batch_size = 0;
+  const Estimate whole = estimate(arguments);
+  EXPECT_EQ(whole.floor.micro_batch, 16);
+  arguments.memory_budget_bytes = (whole.floor.peak_bytes + whole.policies.front().peak_bytes) / 2;
+  for (const EstimatedWay& way : estimate(arguments).ways) EXPECT_EQ(way.micro_batch, 16) << way.name;
+  TrainingArguments accumulating = arguments, parallel = arguments;
+  accumulating.per_device_train_batch_size = 4;
+  EXPECT_THROW(estimate(accumulating), ConfigError);
+  parallel.nproc_per_node = 2;
+  EXPECT_THROW(estimate(parallel), ConfigError);
 }
 
 TEST(Estimate, OfALargeModelTakesNoMemory) {

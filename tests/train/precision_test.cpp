@@ -180,7 +180,11 @@ void expect_one_result_for_every_plan(const RunCase& run, TrainingArguments args
 TEST_F(Precision, EveryPlanGivesTheSameWeights) {
   for (const std::string backend : {"autocast", "keep"}) {
     for (const RunCase& run : {RunCase{"mlp", "hidden=48,layers=6,rows=8,columns=8", 256, 128, "adamw"},
-                               RunCase{"gpt", "n_layer=4,n_head=2,n_embd=32,block_size=32,vocab_size=64,dropout=0.1", 8, 4, "adamw"}}) {
+                               RunCase{"gpt", "n_layer=4,n_head=2,n_embd=32,block_size=32,vocab_size=64,dropout=0.1", 8, 4, "adamw"},
+                               RunCase{"bert",
+                                       "num_hidden_layers=4,num_attention_heads=2,hidden_size=32,intermediate_size=128,max_position_"
+                                       "embeddings=32,vocab_size=64,dropout=0.1",
+                                       8, 4, "adamw"}}) {
       SCOPED_TRACE(backend + " " + run.model);
       TrainingArguments args = arguments_of(run, 0, folder_.path() + "/plans");
       args.half_precision_backend = backend;

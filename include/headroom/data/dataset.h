@@ -6,6 +6,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 
 namespace headroom {
@@ -39,7 +40,24 @@ std::unique_ptr<Dataset> open_idx_images(const std::string& folder, bool train, 
 std::unique_ptr<Dataset> make_synthetic_images(std::int64_t num_samples, std::int64_t channels, std::int64_t rows, std::int64_t columns,
                                                std::int64_t num_classes, std::uint64_t seed);
 
-/// Uniformly distributed tokens: inputs (B, length) and, one place further on, targets (B, length).
-std::unique_ptr<Dataset> make_synthetic_tokens(std::int64_t num_samples, std::int64_t length, std::int64_t vocabulary, std::uint64_t seed);
+/// What a masked-language model is to guess: of each sample exactly `num_chosen` tokens, so that all samples have the same shapes. Which
+/// they are, and what becomes of them, depends on the seed and the sample's number alone. Of the chosen ones 8 in 10 become `mask_token`, 1
+/// in 10 a token drawn from the whole vocabulary, and the others stay. Inputs are (B, length), targets what the chosen tokens were (B,
+/// num_chosen) and their positions (B, num_chosen), rising; items are the chosen tokens.
+struct Masking {
+  std::int64_t num_chosen = 1;
+  std::int64_t mask_token = 0;
+  std::uint64_t seed = 0;
+};
+
+/// Uniformly distributed tokens: inputs (B, length) and, one place further on, targets (B, length). With `masking`, samples of a
+/// masked-language model.
+std::unique_ptr<Dataset> make_synthetic_tokens(std::int64_t num_samples, std::int64_t length, std::int64_t vocabulary, std::uint64_t seed,
+                                               const std::optional<Masking>& masking = {});
+
+/// Pairs of a normally distributed image and uniformly distributed tokens: inputs are images (B, channels, rows, columns), tokens (B,
+/// length) and the place of each text's end (B, 1), where the last token of the vocabulary stands. There are no targets.
+std::unique_ptr<Dataset> make_synthetic_pairs(std::int64_t num_samples, std::int64_t channels, std::int64_t rows, std::int64_t columns,
+                                              std::int64_t length, std::int64_t vocabulary, std::uint64_t seed);
 
 }  // namespace headroom

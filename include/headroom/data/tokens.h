@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -53,11 +54,12 @@ Tokens part_of(Tokens tokens, std::int64_t begin, std::int64_t end);
 
 /// `num_samples` crops of length + 1 tokens: inputs (B, length), and targets one place further on. Where crop i starts depends on the seed
 /// and i alone; each epoch draws new ones, so that a model does not learn the places of a few cuts. Throws DataError when the source is
-/// shorter than a crop; loading throws it for a token that is not below `vocabulary`.
+/// shorter than a crop; loading throws it for a token that is not below `vocabulary`. With `masking`, samples of a masked-language model.
 std::unique_ptr<Dataset> make_random_crops(Tokens tokens, std::int64_t length, std::int64_t vocabulary, std::int64_t num_samples,
-                                           std::uint64_t seed);
+                                           std::uint64_t seed, const std::optional<Masking>& masking = {});
 
 /// The source from its start, in crops side by side, for evaluation. What does not fill a crop at the end is left out.
-std::unique_ptr<Dataset> make_crops_in_order(Tokens tokens, std::int64_t length, std::int64_t vocabulary);
+std::unique_ptr<Dataset> make_crops_in_order(Tokens tokens, std::int64_t length, std::int64_t vocabulary,
+                                             const std::optional<Masking>& masking = {});
 
 }  // namespace headroom

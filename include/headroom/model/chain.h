@@ -32,8 +32,8 @@ class Stage {
   /// Names of the ways to keep what backward needs; the first keeps the most. Every stage has at least one.
   virtual std::vector<std::string> options() const { return {"keep"}; }
 
-  /// The first option to use when what is kept is rounded to half precision; the leanest that costs next to no time is a good choice. Options
-  /// may then differ in what is rounded, and so in values. Of those from this one on, `num_half_options` do not: see KeptTypeScope.
+  /// The first option to use when what is kept is rounded to half precision; the leanest that costs next to no time is a good choice.
+  /// Options may then differ in what is rounded, and so in values. Of those from this one on, `num_half_options` do not: see KeptTypeScope.
   virtual int half_option() const { return 0; }
   virtual int num_half_options() const { return 1; }
 
@@ -46,6 +46,10 @@ class Stage {
   /// True when forward runs on tensors of the meta device too, which have shapes but no memory, and then makes the same allocations: it
   /// reads no value and no address of a tensor, and all tensors that it uses are inputs or belong to the module.
   virtual bool runs_without_memory() const { return false; }
+
+  /// True when the loss compares the samples of a micro-batch with each other (a contrastive one), so that it is not the sum over parts of
+  /// the batch: such a batch is never split, and memory is saved by recomputing alone.
+  virtual bool couples_samples() const { return false; }
 
   const std::string& name() const { return name_; }
 
@@ -86,6 +90,8 @@ class Chain {
   std::int64_t num_parameters() const;
   /// True when every stage does.
   bool runs_without_memory() const;
+  /// True when a stage does.
+  bool couples_samples() const;
 
   /// Sets training or evaluation mode of every stage.
   void train(bool on = true) const;

@@ -11,9 +11,10 @@ struct CrossEntropyOptions {
   Reduction reduction = Reduction::kMean;
   std::int64_t ignore_index = -100;  ///< items with this target count for nothing
   at::Tensor item_weights;           ///< shape of targets; undefined: 1 each. A mean divides by their sum. Gets no gradient
+  at::Tensor bias;                   ///< (V), added to the logits; undefined: none. Gets its gradient
 };
 
-/// Cross-entropy of the logits hidden * weight^T without making all the logits: hidden (..., C), weight (V, C), targets (...) int64.
+/// Cross-entropy of the logits hidden * weight^T + bias without making all the logits: hidden (..., C), weight (V, C), targets (...) int64.
 /// Returns a scalar. As in PyTorch, the mean over no items at all is NaN, and its gradients are 0.
 ///
 /// On the CPU in float, logits exist for a few hundred rows at a time. Where gradients are wanted they are made in forward, chunk by chunk,

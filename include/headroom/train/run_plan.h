@@ -24,7 +24,7 @@ class ProfileBook;
 struct RunPlanRequest {
   std::int64_t global_batch = 1;               ///< samples of an update, over all ranks
   std::int64_t num_ranks = 1;                  ///< that share them evenly; the plan is that of the largest share
-  std::int64_t fixed_micro_batch = 0;          ///< 0: the planner chooses
+  std::int64_t fixed_micro_batch = 0;          ///< 0: the planner chooses; a chain that couples samples is never split whatever it says
   std::int64_t budget_bytes = 0;               ///< 0: none
   std::string policy;                          ///< --gradient_checkpointing; empty: keep everything, or optimal when there is a budget
   std::optional<at::ScalarType> keep_in_half;  ///< as of the executor
@@ -91,6 +91,10 @@ struct RunPlan {
   /// What to do with a micro-batch of `num_samples`, which is at most micro_batch.
   const std::vector<Operation>& operations_for(std::int64_t num_samples) const;
 };
+
+/// Throws ConfigError when somebody asks for micro-batches below the global batch of a chain that couples samples, or for several ranks to
+/// share it: their losses would not add up to that of the batch. A micro-batch of 0 asks for nothing.
+void check_split(const Chain& chain, std::int64_t micro_batch, std::int64_t global_batch, std::int64_t num_ranks);
 
 /// Measures the chain as far as needed and plans. Throws BudgetError, with the floor's parts and the remedies, when nothing fits.
 RunPlan plan_run(const RunPlanRequest& request, const Chain& chain);

@@ -1,0 +1,223 @@
+#include <headroom/model/clip.h>
+
+#include <headroom/core/error.h>
+#include <headroom/ops/dropout.h>
+#include <headroom/ops/embedding.h>
+#include <headroom/ops/layer_norm.h>
+#include <headroom/ops/linear.h>
+#include <headroom/ops/patch_embedding.h>
+#include <headroom/ops/rows_at.h>
+
+#include "model/transformer_parts.h"
+
+#include <fmt/format.h>
+
+#include <cmath>
+
+namespace headroom {
+namespace {
+
+EncoderConfig encoder(std::int64_t width, std::int64_t layers, std::int64_t heads) {
+  EncoderConfig config;
+  config.hidden_size = width;
+  config.num_hidden_layers = layers;
+  config.num_attention_heads = heads;
+  config.intermediate_size = 4 * width;
+  return config;
+}
+
+const Presets<ClipConfig>& presets() {
+  static const Presets<ClipConfig> all = [] {
+    ClipConfig small, published;
+    small.vision = small.text = encoder(128, 4, 4);
+    published.vision = encoder(768, 12, 12);
+    published.text = encoder(512, 12, 8);
+    published.patch_size = 32;
+    published.channels = 3;
+    published.rows = published.columns = 224;
+    published.vocab_size = 49408;
+    published.length = 77;
+    published.projection_dim = 512;
+    return Presets<ClipConfig>{{"clip", small}, {"clip-vit-b32", published}};
+  }();
+  return all;
+}
+
+std::int64_t num_patches(const ClipConfig& config) { return (config.rows / config.patch_size) * (config.columns / config.patch_size); }
+std::int64_t patch_values(const ClipConfig& config) { return config.channels * config.patch_size * config.patch_size; }
+Weights make_weight(at::IntArrayRef sizes) { return Weights(normal(sizes), 0); }
+
+// What the stages below have in common.
+class ClipStage : public Stage {
+ public:
+  std::shared_ptr<torch::nn::Module> module() const override { return module_; }
+  bool runs_without_memory() const override { return true; }
+
+ protected:
+  using Stage::Stage;
+  GroupModule& group() { return *module_; }
+  double dropout_while_training(double p) const { return module_->is_training() ? p : 0.0; }
+
+ private:
+  std::shared_ptr<GroupModule> module_ = std::make_shared<GroupModule>();
+};
+
+class VisionEmbedding final : public ClipStage {
+ public:
+  explicit VisionEmbedding(const ClipConfig& config)
+      : ClipStage("vision_embedding"),
+        patch_size_(config.patch_size),
+        dropout_(config.vision.hidden_dropout_prob),
+        class_(group().add_parameter("class_embedding", normal({1, 1, config.vision.hidden_size}))),
+        patches_(group().add("patch_embedding", make_weight({config.vision.hidden_size, patch_values(config)}))),
+        positions_(group().add("position_embedding", make_weight({1, num_patches(config) + 1, config.vision.hidden_size}))),
+        norm_(group().add("pre_layrnorm", make_norm(config.vision.hidden_size))) {}
+
+  std::vector<at::Tensor> forward(const std::vector<at::Tensor>& inputs, const MicroBatch& /*micro*/, int /*option*/) override {
+    const at::Tensor x = patch_embedding(inputs.at(0), patch_size_, {patches_->weight, {}, class_, positions_->weight});  // (B, T, C)
+    return {dropout(layer_norm(x, norm_->weight, norm_->bias), dropout_while_training(dropout_))};
+  }
+
+ private:
+  std::int64_t patch_size_;
+  double dropout_;
+  at::Tensor class_;
+  Weights patches_, positions_, norm_;
+};
+
+// (B, projection_dim), of the class token.
+class VisionHead final : public ClipStage {
+ public:
+  explicit VisionHead(const ClipConfig& config)
+      : ClipStage("vision_head"),
+        norm_(group().add("post_layernorm", make_norm(config.vision.hidden_size))),
+        projection_(group().add("visual_projection", make_weight({config.projection_dim, config.vision.hidden_size}))) {}
+
+  std::vector<at::Tensor> forward(const std::vector<at::Tensor>& inputs, const MicroBatch& /*micro*/, int /*option*/) override {
+    return {linear(layer_norm(inputs.at(0).select(1, 0), norm_->weight, norm_->bias), projection_->weight, projection_->bias)};
+  }
+
+ private:
+  Weights norm_, projection_;
+};
+
+// Starts the second tower; what the first one made is handed on beside it.
+class TextEmbedding final : public ClipStage {
+ public:
+  explicit TextEmbedding(const ClipConfig& config)
+      : ClipStage("text_embedding"),
+        dropout_(config.text.hidden_dropout_prob),
+        tokens_(group().add("token_embedding", make_weight({config.vocab_size, config.text.hidden_size}))),
+        positions_(group().add("position_embedding", make_weight({config.length, config.text.hidden_size}))) {}
+
+  std::vector<at::Tensor> forward(const std::vector<at::Tensor>& inputs, const MicroBatch& micro, int /*option*/) override {
+    const at::Tensor x = token_position_embedding(micro.inputs.at(1), tokens_->weight, positions_->weight);  // (B, T, C)
+    return {inputs.at(0), dropout(x, dropout_while_training(dropout_))};
+  }
+
+ private:
+  double dropout_;
+  Weights tokens_, positions_;
+};
+
+class ClipHead final : public ClipStage {
+ public:
+  explicit ClipHead(const ClipConfig& config)
+      : ClipStage("head"),
+        norm_(group().add("final_layer_norm", make_norm(config.text.hidden_size))),
+        projection_(group().add("text_projection", make_weight({config.projection_dim, config.text.hidden_size}))),
+        scale_(group().add_parameter("logit_scale", torch::full({}, std::log(1.0 / 0.07)))) {}
+
+  std::vector<at::Tensor> forward(const std::vector<at::Tensor>& inputs, const MicroBatch& micro, int /*option*/) override {
+    const at::Tensor end = rows_at(inputs.at(1), micro.inputs.at(2));  // (B, C)
+    const at::Tensor texts = normalized(linear(layer_norm(end, norm_->weight, norm_->bias), projection_->weight, projection_->bias));
+    const at::Tensor scores = at::mm(normalized(inputs[0]), texts.t()) * scale_.exp();  // (B, B): images by texts
+    MicroBatch matches;
+    matches.targets = {at::arange(scores.size(0), at::TensorOptions().dtype(at::kLong).device(scores.device()))};
+    const at::Tensor by_image = summed_cross_entropy({scores}, matches), by_text = summed_cross_entropy({scores.t().contiguous()}, matches);
+    std::vector<at::Tensor> results{(by_image + by_text) / 2};
+    if (!module()->is_training()) results.push_back(num_right({scores}, matches));
+    return results;
+  }
+  bool couples_samples() const override { return true; }
+
+ private:
+  static at::Tensor normalized(const at::Tensor& x) { return x / x.square().sum({-1}, /*keepdim=*/true).sqrt(); }
+
+  Weights norm_, projection_;
+  at::Tensor scale_;
+};
+
+void add_encoder_setters(const std::string& prefix, EncoderConfig& config, ConfigSetters& setters) {
+  for (auto& [key, setter] : encoder_setters(config)) setters[prefix + key] = setter;
+}
+
+}  // namespace
+
+std::vector<std::string> clip_names() { return names_of(presets()); }
+
+ClipConfig clip_config(const std::string& name, const std::string& text) {
+  ClipConfig config = find_preset(presets(), name);
+  ConfigSetters setters{{"patch_size", set_size(config.patch_size)},
+                        {"image_size", set_sizes({&config.rows, &config.columns})},
+                        {"rows", set_size(config.rows)},
+                        {"columns", set_size(config.columns)},
+                        {"channels", set_size(config.channels)},
+                        {"vocab_size", set_size(config.vocab_size)},
+                        {"length", set_size(config.length)},
+                        {"projection_dim", set_size(config.projection_dim)}};
+  add_encoder_setters("vision_", config.vision, setters);
+  add_encoder_setters("text_", config.text, setters);
+  read_config("a CLIP", text, setters);
+  num_parameters(config);  // checks the sizes
+  return config;
+}
+
+std::int64_t num_parameters(const ClipConfig& config) {
+  const std::int64_t blocks = num_block_parameters(config.vision) + num_block_parameters(config.text);
+  check_patches(config.rows, config.columns, config.patch_size);
+  for (const std::int64_t size : {config.channels, config.vocab_size, config.length, config.projection_dim}) {
+    if (size < 1) throw ConfigError("every size of a CLIP must be at least 1");
+  }
+  const std::int64_t width = config.vision.hidden_size, text_width = config.text.hidden_size;
+  const std::int64_t vision = (1 + patch_values(config) + num_patches(config) + 1 + 4) * width;
+  const std::int64_t text = (config.vocab_size + config.length + 2) * text_width;
+  return vision + text + blocks + config.projection_dim * (width + text_width) + 1;
+}
+
+Chain make_clip(const ClipConfig& config) {
+  num_parameters(config);  // checks the sizes
+  Chain chain;
+  EncoderBlockOptions options;
+  chain.add(std::make_shared<VisionEmbedding>(config));
+  options.name_prefix = "vision_";
+  for (std::int64_t layer = 0; layer < config.vision.num_hidden_layers; ++layer) {
+    chain.add(make_encoder_block(config.vision, layer, "clip_vision_block", options));
+  }
+  chain.add(std::make_shared<VisionHead>(config));
+  chain.add(std::make_shared<TextEmbedding>(config));
+  options.name_prefix = "text_";
+  options.causal = true;
+  for (std::int64_t layer = 0; layer < config.text.num_hidden_layers; ++layer) {
+    chain.add(make_encoder_block(config.text, layer, "clip_text_block", options));
+  }
+  chain.add(std::make_shared<ClipHead>(config));
+  return chain;
+}
+
+std::vector<std::string> clip_parameter_names(const std::string& chain_name) {
+  const auto [stage, rest] = split_name(chain_name);
+  const std::string tower = stage.rfind("vision_", 0) == 0 ? "vision_model." : "text_model.";
+  if (stage == "vision_embedding") return {tower + (rest.rfind("pre_layrnorm", 0) == 0 ? "" : "embeddings.") + rest};
+  if (stage == "text_embedding") return {tower + "embeddings." + rest};
+  if (stage == "vision_head" || stage == "head") return {(rest.find("norm.") != std::string::npos ? tower : "") + rest};
+  return published_block_names(chain_name, tower + "encoder.layers.",
+                               {{"attention.norm", "layer_norm1"},
+                                {"attention.qkv", "self_attn.q_proj self_attn.k_proj self_attn.v_proj"},
+                                {"attention.output", "self_attn.out_proj"},
+                                {"mlp.norm", "layer_norm2"},
+                                {"mlp.hidden", "mlp.fc1"},
+                                {"mlp.output", "mlp.fc2"}});
+}
+
+}  // namespace headroom

@@ -1,0 +1,34 @@
+#pragma once
+
+// Runs of a chain stage by stage, for the tests of the zoo.
+
+#include <headroom/model/chain.h>
+
+#include <algorithm>
+#include <vector>
+
+namespace headroom::testing {
+
+/// The outputs of the last stage, each stage with `option` or the last that it has.
+inline std::vector<at::Tensor> run_chain(const Chain& chain, const MicroBatch& micro, int option = 0) {
+  std::vector<at::Tensor> values = micro.inputs;
+  for (std::size_t i = 0; i < chain.size(); ++i) {
+    const int most = static_cast<int>(chain.stage(i).options().size()) - 1;
+    values = chain.stage(i).forward(values, micro, std::min(option, most));
+  }
+  return values;
+}
+
+inline at::Tensor loss_of(const Chain& chain, const MicroBatch& micro, int option = 0) { return run_chain(chain, micro, option).at(0); }
+
+/// Every parameter's gradient, which is then cleared.
+inline std::vector<at::Tensor> take_gradients(const Chain& chain) {
+  std::vector<at::Tensor> gradients;
+  for (const at::Tensor& p : chain.parameters()) {
+    gradients.push_back(p.grad().defined() ? p.grad().clone() : at::Tensor());
+    p.mutable_grad() = at::Tensor();
+  }
+  return gradients;
+}
+
+}  // namespace headroom::testing
