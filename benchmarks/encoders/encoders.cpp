@@ -130,7 +130,7 @@ int main(int argc, char** argv) {
   fmt::print("{}, LibTorch {}, {} threads\n", info.blas, info.libtorch_version, info.num_threads);
   torch::manual_seed(0);
   const std::string small = "hidden_size=384,num_hidden_layers=6,num_attention_heads=6,intermediate_size=1536";
-  if (which == "bert" || which == "both") compare([&] { return bert_case("bert", small + ",length=256", 8); }, updates);
+  if (which == "bert" || which == "both") compare([&] { return bert_case("bert", small + ",length=128", 8); }, updates);
   if (which == "vit" || which == "both") compare([&] { return vit_case("vit", small, 8); }, updates);
   if (which == "bert-base") compare([] { return bert_case("bert-base", "length=128", 8); }, updates);
   if (which == "vit-b16") compare([] { return vit_case("vit-b16", "", 4); }, updates);

@@ -72,7 +72,7 @@ std::vector<std::string> published_block_names(const std::string& chain_name, co
   const std::string start = layers + stage.substr(stage.rfind("block") + 5) + ".", end = rest.substr(dot);
   std::vector<std::string> names;
   std::istringstream words(parts.at(rest.substr(0, dot)));
-  for (std::string word; words >> word;) names.push_back(start + word + end);
+  for (std::string word; words >> word;) names.push_back(fmt::format("{}{}{}", start, word, end));
   return names;
 }
 
