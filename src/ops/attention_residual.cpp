@@ -59,9 +59,10 @@ struct AttentionResidual : torch::autograd::Function<AttentionResidual> {
     add_projection(y, proj_weight, proj_bias, rows, call, out.view({num_rows, width}));
     // What follows keeps it rounded: rounded from the start, it is the same for who recomputes from it.
     if (call.kept_type) round_to(out, *call.kept_type);
-    if (call.wants_grad)
+    if (call.wants_grad) {
       save(ctx, {x, norm_weight, norm_bias, qkv_weight, qkv_bias, proj_weight, proj_bias, {}, {}, norm, qkv, y, {}, call.params.key_mask},
            mean, rstd, softmax, call);
+    }
     return out;
   }
 

@@ -1,4 +1,4 @@
-"""The chain of checkpoint_parity_test.cpp in PyTorch: reads its weights and input, writes loss, gradients and peak bytes."""
+"""The chain of checkpoint_parity_slow_test.cpp in PyTorch: reads its weights and input, writes loss, gradients and peak bytes."""
 
 import json
 import math
