@@ -16,6 +16,7 @@
 namespace headroom {
 namespace {
 
+using testing::expect_same_bits_for_every_option;
 using testing::loss_of;
 using testing::take_gradients;
 using torch::Tensor;
@@ -95,16 +96,7 @@ TEST(Bert, GivesTheSameBitsForEveryOption) {
     const BertConfig config = bert_config("bert", std::string(kSmall) + dropout);
     const Chain chain = make_bert(config);
     const MicroBatch micro = masked_samples(config, 3);
-    std::vector<Tensor> first;
-    for (int option = 0; option < 5; ++option) {
-      torch::manual_seed(3);
-      const Tensor loss = loss_of(chain, micro, option);
-      loss.backward();
-      std::vector<Tensor> results = take_gradients(chain);
-      results.push_back(loss.detach());
-      if (option == 0) first = results;
-      EXPECT_TRUE(twins::same_bits(first, results)) << option;
-    }
+    expect_same_bits_for_every_option(chain, micro);
   }
 }
 

@@ -4,6 +4,11 @@
 
 #include <headroom/model/chain.h>
 
+#include "ops/twins.h"
+
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
 #include <algorithm>
 #include <vector>
 
@@ -29,6 +34,20 @@ inline std::vector<at::Tensor> take_gradients(const Chain& chain) {
     p.mutable_grad() = at::Tensor();
   }
   return gradients;
+}
+
+/// Loss and gradients are the same for all options of the blocks, dropout included.
+inline void expect_same_bits_for_every_option(const Chain& chain, const MicroBatch& micro) {
+  std::vector<at::Tensor> first;
+  for (int option = 0; option < 5; ++option) {
+    torch::manual_seed(3);
+    const at::Tensor loss = loss_of(chain, micro, option);
+    loss.backward();
+    std::vector<at::Tensor> results = take_gradients(chain);
+    results.push_back(loss.detach());
+    if (option == 0) first = results;
+    EXPECT_TRUE(twins::same_bits(first, results)) << option;
+  }
 }
 
 }  // namespace headroom::testing

@@ -5,7 +5,6 @@
 #include <headroom/model/zoo.h>
 
 #include "model/chain_runs.h"
-#include "ops/twins.h"
 #include "support/zoo_data.h"
 
 #include <gtest/gtest.h>
@@ -16,9 +15,9 @@
 namespace headroom {
 namespace {
 
+using testing::expect_same_bits_for_every_option;
 using testing::loss_of;
 using testing::run_chain;
-using testing::take_gradients;
 using torch::Tensor;
 
 const char* const kSmall =
@@ -79,16 +78,7 @@ TEST(Clip, GivesTheSameBitsForEveryOption) {
   torch::manual_seed(2);
   const Chain chain = make_clip(clip_config("clip", std::string(kSmall) + ",vision_dropout=0.2,text_dropout=0.2"));
   const MicroBatch micro = some_pairs(4);
-  std::vector<Tensor> first;
-  for (int option = 0; option < 5; ++option) {
-    torch::manual_seed(3);
-    const Tensor loss = loss_of(chain, micro, option);
-    loss.backward();
-    std::vector<Tensor> results = take_gradients(chain);
-    results.push_back(loss.detach());
-    if (option == 0) first = results;
-    EXPECT_TRUE(twins::same_bits(first, results)) << option;
-  }
+  expect_same_bits_for_every_option(chain, micro);
 }
 
 TEST(Clip, TheLossOfABatchIsNotThatOfItsParts) {

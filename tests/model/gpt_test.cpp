@@ -3,7 +3,6 @@
 #include <headroom/core/error.h>
 
 #include "model/chain_runs.h"
-#include "ops/twins.h"
 
 #include <gtest/gtest.h>
 #include <torch/torch.h>
@@ -11,8 +10,8 @@
 namespace headroom {
 namespace {
 
+using testing::expect_same_bits_for_every_option;
 using testing::loss_of;
-using testing::take_gradients;
 using torch::Tensor;
 
 const char* const kSmall = "n_layer=2,n_head=2,n_embd=20,block_size=12,vocab_size=31";
@@ -91,16 +90,7 @@ TEST(Gpt, GivesTheSameBitsForEveryOption) {
     torch::manual_seed(2);
     const Chain chain = make_gpt(gpt_config("gpt", std::string(kSmall) + dropout));
     const MicroBatch micro = random_micro(3, 11, 31);
-    std::vector<Tensor> first;
-    for (int option = 0; option < 5; ++option) {
-      torch::manual_seed(3);
-      const Tensor loss = loss_of(chain, micro, option);
-      loss.backward();
-      std::vector<Tensor> results = take_gradients(chain);
-      results.push_back(loss.detach());
-      if (option == 0) first = results;
-      EXPECT_TRUE(twins::same_bits(first, results)) << option;
-    }
+    expect_same_bits_for_every_option(chain, micro);
   }
 }
 
