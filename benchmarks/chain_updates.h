@@ -4,7 +4,7 @@
 
 #include <headroom/execute/executor.h>
 #include <headroom/model/chain.h>
-#include <headroom/optim/adam.h>
+#include "optim/adam.h"
 
 #include "timing.h"
 

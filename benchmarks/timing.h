@@ -10,7 +10,9 @@
 namespace headroom::benchmark {
 
 /// Seconds of a clock that only goes forward.
-inline double now() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
+inline double now() {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
 
 /// 0 when there is nothing to take it of.
 inline double median(std::vector<double> values) {

@@ -1,7 +1,8 @@
 // An existing LibTorch model, made checkpointed by changing one line.
 //
-// The model below is an ordinary torch::nn::Module. Its forward runs a list of blocks; each block's activations stay in memory
-// until backward. With headroom::checkpoint around the call, only the blocks' inputs do: the rest is computed again in backward.
+// The model below is an ordinary torch::nn::Module. Its forward runs a list of blocks; each block's
+// activations stay in memory until backward. With headroom::checkpoint around the call, only the
+// blocks' inputs do: the rest is computed again in backward.
 
 #include <headroom/execute/checkpoint.h>
 #include <headroom/memory/meter.h>
@@ -13,9 +14,10 @@
 struct NetImpl : torch::nn::Module {
   NetImpl(int num_blocks, int width) {
     for (int i = 0; i < num_blocks; ++i) {
-      blocks->push_back(torch::nn::Sequential(torch::nn::Linear(width, 4 * width), torch::nn::GELU(), torch::nn::Dropout(0.1),
-                                              torch::nn::Linear(4 * width, width),
-                                              torch::nn::LayerNorm(torch::nn::LayerNormOptions({width}))));
+      blocks->push_back(
+          torch::nn::Sequential(torch::nn::Linear(width, 4 * width), torch::nn::GELU(),
+                                torch::nn::Dropout(0.1), torch::nn::Linear(4 * width, width),
+                                torch::nn::LayerNorm(torch::nn::LayerNormOptions({width}))));
     }
     register_module("blocks", blocks);
   }
@@ -53,13 +55,15 @@ int main() {
     meter.reset_peak();
     net->forward(x).pow(2).mean().backward();
     peaks[checkpointed] = meter.peak_bytes() - base;
-    for (const torch::Tensor& parameter : net->parameters()) gradients[checkpointed].push_back(parameter.grad().clone());
+    for (const torch::Tensor& parameter : net->parameters())
+      gradients[checkpointed].push_back(parameter.grad().clone());
   }
 
   bool identical = true;
-  for (std::size_t i = 0; i < gradients[0].size(); ++i) identical = identical && torch::equal(gradients[0][i], gradients[1][i]);
+  for (std::size_t i = 0; i < gradients[0].size(); ++i)
+    identical = identical && torch::equal(gradients[0][i], gradients[1][i]);
   std::printf("plain        %6.1f MB at the peak\n", static_cast<double>(peaks[0]) / 1e6);
-  std::printf("checkpointed %6.1f MB at the peak; gradients are %s\n", static_cast<double>(peaks[1]) / 1e6,
-              identical ? "bit-identical" : "DIFFERENT");
+  std::printf("checkpointed %6.1f MB at the peak; gradients are %s\n",
+              static_cast<double>(peaks[1]) / 1e6, identical ? "bit-identical" : "DIFFERENT");
   return identical && peaks[1] < peaks[0] ? 0 : 1;
 }

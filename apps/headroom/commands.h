@@ -7,9 +7,9 @@
 
 #include <cstdint>
 #include <functional>
-#include <memory>
 #include <set>
 #include <string>
+#include "memory"
 
 namespace CLI {
 class App;
@@ -25,7 +25,8 @@ class ArgumentFlags {
   ArgumentFlags(const ArgumentFlags&) = delete;
   ArgumentFlags& operator=(const ArgumentFlags&) = delete;
 
-  /// Defaults, then the configuration file, then the flags; validated. `defaults` are those of the subcommand.
+  /// Defaults, then the configuration file, then the flags; validated. `defaults` are those of the
+  /// subcommand.
   TrainingArguments arguments(TrainingArguments defaults = {}) const;
   /// Names that the user set, by flag or file.
   const std::set<std::string>& given() const;
@@ -35,8 +36,8 @@ class ArgumentFlags {
   std::unique_ptr<Values> values_;
 };
 
-/// A model of the zoo with its data, as the arguments say. Weights are made from arguments.seed, under the budget's cap. Cores are shared
-/// with the other ranks of this machine.
+/// A model of the zoo with its data, as the arguments say. Weights are made from arguments.seed,
+/// under the budget's cap. Cores are shared with the other ranks of this machine.
 struct Task {
   ZooModel model;
   std::shared_ptr<const Dataset> train_data;

@@ -5,9 +5,9 @@
 #include <headroom/core/error.h>
 #include <headroom/core/log.h>
 #include <headroom/memory/meter.h>
-#include <headroom/report/json.h>
-#include <headroom/report/table.h>
 #include <headroom/train/trainer.h>
+#include "report/json.h"
+#include "report/table.h"
 
 #include <fmt/format.h>
 #include <CLI/CLI.hpp>
@@ -32,12 +32,18 @@ struct Outcome {
 
 // The same samples per update in every variant: what differs is how they are held in memory.
 std::vector<Variant> make_variants(const TrainingArguments& given) {
-  const std::int64_t steps = AccumulationSchedule::parse(given.gradient_accumulation_steps).steps_at(0);
-  const std::int64_t global = given.global_batch_size > 0 ? given.global_batch_size : given.fixed_micro_batch() * steps;
-  const bool split_is_given = given.per_device_train_batch_size > 0 && given.per_device_train_batch_size < global;
-  const std::int64_t micro = split_is_given ? given.per_device_train_batch_size : std::max<std::int64_t>(1, global / 4);
+  const std::int64_t steps =
+      AccumulationSchedule::parse(given.gradient_accumulation_steps).steps_at(0);
+  const std::int64_t global =
+      given.global_batch_size > 0 ? given.global_batch_size : given.fixed_micro_batch() * steps;
+  const bool split_is_given =
+      given.per_device_train_batch_size > 0 && given.per_device_train_batch_size < global;
+  const std::int64_t micro =
+      split_is_given ? given.per_device_train_batch_size : std::max<std::int64_t>(1, global / 4);
   const std::string policy =
-      given.gradient_checkpointing.empty() || given.gradient_checkpointing == "optimal" ? "sqrt" : given.gradient_checkpointing;
+      given.gradient_checkpointing.empty() || given.gradient_checkpointing == "optimal"
+          ? "sqrt"
+          : given.gradient_checkpointing;
 
   TrainingArguments plain = given;
   plain.global_batch_size = 0;
@@ -54,8 +60,10 @@ std::vector<Variant> make_variants(const TrainingArguments& given) {
   TrainingArguments both = accumulation;
   both.gradient_checkpointing = policy;
 
-  std::vector<Variant> variants = {
-      {"plain", plain}, {"+ accumulation", accumulation}, {"+ checkpointing", checkpointing}, {"+ both", both}};
+  std::vector<Variant> variants = {{"plain", plain},
+                                   {"+ accumulation", accumulation},
+                                   {"+ checkpointing", checkpointing},
+                                   {"+ both", both}};
   if (given.memory_budget_bytes > 0) {
     TrainingArguments planned = plain;
     planned.global_batch_size = global;
@@ -84,10 +92,13 @@ Outcome run(const Variant& variant) {
   return outcome;
 }
 
-std::string ratio(double value, double base) { return base > 0 ? fmt::format("{:.2f}x", value / base) : "-"; }
+std::string ratio(double value, double base) {
+  return base > 0 ? fmt::format("{:.2f}x", value / base) : "-";
+}
 
 Table make_table(const std::vector<Outcome>& outcomes) {
-  Table table({"", "micro x steps", "time", "samples/s", "peak memory", "activations", "final loss", "accuracy"});
+  Table table({"", "micro x steps", "time", "samples/s", "peak memory", "activations", "final loss",
+               "accuracy"});
   const TrainResults& base = *outcomes.front().results;
   for (const Outcome& outcome : outcomes) {
     if (!outcome.results) {
@@ -99,15 +110,17 @@ Table make_table(const std::vector<Outcome>& outcomes) {
     const auto with_ratio = [&](const std::string& text, double value, double of) {
       return first ? text : text + " (" + ratio(value, of) + ")";
     };
-    table.add_row({outcome.name, fmt::format("{} x {}", r.micro_batch_size, r.gradient_accumulation_steps),
-                   with_ratio(fmt::format("{:.1f} s", r.train_runtime), r.train_runtime, base.train_runtime),
-                   fmt::format("{:.0f}", r.train_samples_per_second),
-                   with_ratio(format_bytes(r.peak_memory_bytes), static_cast<double>(r.peak_memory_bytes),
-                              static_cast<double>(base.peak_memory_bytes)),
-                   with_ratio(format_bytes(r.peak_activation_bytes), static_cast<double>(r.peak_activation_bytes),
-                              static_cast<double>(base.peak_activation_bytes)),
-                   fmt::format("{:.4f}", r.final_loss),
-                   r.eval && r.eval->accuracy ? fmt::format("{:.2f}%", 100 * *r.eval->accuracy) : "-"});
+    table.add_row(
+        {outcome.name, fmt::format("{} x {}", r.micro_batch_size, r.gradient_accumulation_steps),
+         with_ratio(fmt::format("{:.1f} s", r.train_runtime), r.train_runtime, base.train_runtime),
+         fmt::format("{:.0f}", r.train_samples_per_second),
+         with_ratio(format_bytes(r.peak_memory_bytes), static_cast<double>(r.peak_memory_bytes),
+                    static_cast<double>(base.peak_memory_bytes)),
+         with_ratio(format_bytes(r.peak_activation_bytes),
+                    static_cast<double>(r.peak_activation_bytes),
+                    static_cast<double>(base.peak_activation_bytes)),
+         fmt::format("{:.4f}", r.final_loss),
+         r.eval && r.eval->accuracy ? fmt::format("{:.2f}%", 100 * *r.eval->accuracy) : "-"});
   }
   return table;
 }
@@ -115,12 +128,15 @@ Table make_table(const std::vector<Outcome>& outcomes) {
 }  // namespace
 
 Command add_compare_command(CLI::App& app) {
-  CLI::App* command =
-      app.add_subcommand("compare", "train plain, with accumulation, with checkpointing, with both and planned; print before and after");
+  CLI::App* command = app.add_subcommand("compare",
+                                         "train plain, with accumulation, with checkpointing, with "
+                                         "both and planned; print before and after");
   auto flags = std::make_shared<ArgumentFlags>(*command);
   return [flags] {
     const TrainingArguments arguments = flags->arguments();
-    if (arguments.nproc_per_node > 1) throw ConfigError("compare runs in one process: leave --nproc_per_node out, or use headroom train");
+    if (arguments.nproc_per_node > 1)
+      throw ConfigError(
+          "compare runs in one process: leave --nproc_per_node out, or use headroom train");
     set_log_quiet(arguments.disable_tqdm || arguments.json);
     std::vector<Outcome> outcomes;
     for (const Variant& variant : make_variants(arguments)) {

@@ -2,7 +2,7 @@
 
 #include <headroom/core/runtime.h>
 #include <headroom/execute/autocast.h>
-#include <headroom/report/json.h>
+#include "report/json.h"
 
 #include <fmt/format.h>
 #include <torch/types.h>
@@ -11,7 +11,8 @@
 namespace headroom {
 
 Command add_info_command(CLI::App& app) {
-  CLI::App* command = app.add_subcommand("info", "versions, devices, threads, BLAS flavour, what is missing");
+  CLI::App* command =
+      app.add_subcommand("info", "versions, devices, threads, BLAS flavour, what is missing");
   auto json = std::make_shared<bool>(false);
   command->add_flag("--json", *json, "for machines");
   return [json] {
@@ -37,9 +38,11 @@ Command add_info_command(CLI::App& app) {
           .set("warnings", warnings);
       fmt::print("{}\n", object.dump());
     } else {
-      fmt::print("headroom   {}\nLibTorch   {}\nBLAS       {}\nthreads    {} of {} cores\nCPU        {}\nCUDA       {}\n",
-                 info.headroom_version, info.libtorch_version, info.blas, info.num_threads, info.num_cores, info.cpu_features,
-                 info.has_cuda ? "yes" : "no");
+      fmt::print(
+          "headroom   {}\nLibTorch   {}\nBLAS       {}\nthreads    {} of {} cores\nCPU        "
+          "{}\nCUDA       {}\n",
+          info.headroom_version, info.libtorch_version, info.blas, info.num_threads, info.num_cores,
+          info.cpu_features, info.has_cuda ? "yes" : "no");
       fmt::print("precision  {}\n           {}\n", bf16.reason, fp16.reason);
       for (const std::string& warning : info.warnings) fmt::print("warning: {}\n", warning);
     }

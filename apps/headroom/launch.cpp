@@ -25,7 +25,8 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-constexpr std::chrono::seconds kGrace{15};  // between asking the ranks that are left to end, and ending them
+constexpr std::chrono::seconds kGrace{
+    15};  // between asking the ranks that are left to end, and ending them
 
 // The words of this program's command line.
 std::vector<std::string> own_words() {
@@ -41,7 +42,8 @@ std::vector<std::string> environment_with(const RankEnvironment& rank) {
   for (char** entry = environ; *entry != nullptr; ++entry) {
     const std::string text = *entry;
     const std::string name = text.substr(0, text.find('='));
-    const bool is_replaced = std::any_of(variables.begin(), variables.end(), [&](const auto& item) { return item.first == name; });
+    const bool is_replaced = std::any_of(variables.begin(), variables.end(),
+                                         [&](const auto& item) { return item.first == name; });
     if (!is_replaced && name != "TORCHELASTIC_RESTART_COUNT") result.push_back(text);
   }
   for (const auto& [name, value] : variables) result.push_back(fmt::format("{}={}", name, value));
@@ -75,7 +77,8 @@ class Ranks {
       const pid_t parent = ::getpid();
       const pid_t child = ::fork();
       if (child == 0) {
-        // Only calls that are allowed between fork and exec. A rank whose starter is gone stops as by SIGTERM.
+        // Only calls that are allowed between fork and exec. A rank whose starter is gone stops as
+        // by SIGTERM.
         ::prctl(PR_SET_PDEATHSIG, SIGTERM);
         if (::getppid() != parent) ::_exit(static_cast<int>(ExitCode::kRankLost));
         ::sigprocmask(SIG_SETMASK, &mask_of_ranks, nullptr);
@@ -84,7 +87,8 @@ class Ranks {
       }
       if (child < 0) {
         end_all(SIGKILL);
-        throw CommError(fmt::format("rank {} of {} cannot be started: no process is left", rank, num_ranks));
+        throw CommError(
+            fmt::format("rank {} of {} cannot be started: no process is left", rank, num_ranks));
       }
       children_.push_back({child, std::nullopt});
     }
@@ -93,17 +97,21 @@ class Ranks {
   void reap() {
     for (std::size_t rank = 0; rank < children_.size(); ++rank) {
       int status = 0;
-      if (children_[rank].status || ::waitpid(children_[rank].process, &status, WNOHANG) != children_[rank].process) continue;
+      if (children_[rank].status ||
+          ::waitpid(children_[rank].process, &status, WNOHANG) != children_[rank].process)
+        continue;
       children_[rank].status = status;
       if (!failed_at_ && !ended_well(status)) failed_at_ = Clock::now();
       if (WIFSIGNALED(status)) {
-        fmt::print(stderr, "headroom: rank {} of {} was killed by signal {}\n", rank, children_.size(), WTERMSIG(status));
+        fmt::print(stderr, "headroom: rank {} of {} was killed by signal {}\n", rank,
+                   children_.size(), WTERMSIG(status));
       }
     }
   }
 
   bool are_running() const {
-    return std::any_of(children_.begin(), children_.end(), [](const Child& child) { return !child.status; });
+    return std::any_of(children_.begin(), children_.end(),
+                       [](const Child& child) { return !child.status; });
   }
 
   void end_all(int signal) const {
@@ -112,8 +120,9 @@ class Ranks {
     }
   }
 
-  // Ranks that do not notice by themselves that another failed, because they have not met it yet or are stuck.
-  void end_those_left_over() {
+  // Ranks that do not notice by themselves that another failed, because they have not met it yet or
+  // are stuck.
+  void terminate_stragglers() {
     if (!failed_at_) return;
     const auto waited = Clock::now() - *failed_at_;
     if (waited > 2 * kGrace) return end_all(SIGKILL);
@@ -124,7 +133,8 @@ class Ranks {
   }
 
   int exit_code() const {
-    constexpr int kLost = static_cast<int>(ExitCode::kRankLost), kInterrupted = static_cast<int>(ExitCode::kInterrupted);
+    constexpr int kLost = static_cast<int>(ExitCode::kRankLost),
+                  kInterrupted = static_cast<int>(ExitCode::kInterrupted);
     int result = static_cast<int>(ExitCode::kDone);
     for (const Child& child : children_) {
       const int code = WIFEXITED(*child.status) ? WEXITSTATUS(*child.status) : kLost;
@@ -142,10 +152,11 @@ class Ranks {
   };
 
   static bool ended_well(int status) {
-    return WIFEXITED(status) && (WEXITSTATUS(status) == 0 || WEXITSTATUS(status) == static_cast<int>(ExitCode::kInterrupted));
+    return WIFEXITED(status) && (WEXITSTATUS(status) == 0 ||
+                                 WEXITSTATUS(status) == static_cast<int>(ExitCode::kInterrupted));
   }
 
-  MeetingPlace place_;
+  RendezvousStore place_;
   std::vector<Child> children_;
   std::optional<Clock::time_point> failed_at_;
   bool was_asked_ = false;
@@ -162,9 +173,10 @@ int launch_ranks(std::int64_t num_ranks) {
   while (ranks.are_running()) {
     const timespec moment{0, 200'000'000};
     const int signal = ::sigtimedwait(&awaited, nullptr, &moment);
-    if (signal == SIGINT || signal == SIGTERM) ranks.end_all(++num_requests == 1 ? signal : SIGKILL);
+    if (signal == SIGINT || signal == SIGTERM)
+      ranks.end_all(++num_requests == 1 ? signal : SIGKILL);
     ranks.reap();
-    ranks.end_those_left_over();
+    ranks.terminate_stragglers();
   }
   return ranks.exit_code();
 }

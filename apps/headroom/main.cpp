@@ -28,25 +28,34 @@ std::string unknown_word(const CLI::App& app, const std::string& word) {
   std::vector<std::string> known;
   if (word.rfind("--", 0) == 0) {
     for (const CLI::Option* option : app.get_options()) {
-      if (!option->get_lnames().empty()) known.push_back("--" + option->get_lnames().front());  // a positional one has none
+      if (!option->get_lnames().empty())
+        known.push_back("--" + option->get_lnames().front());  // a positional one has none
     }
   } else {
     for (const CLI::App* command : app.get_subcommands({})) known.push_back(command->get_name());
   }
-  const std::string what = word.rfind('-', 0) == 0 ? "flag" : (known.empty() ? "argument" : "command");
+  const std::string what =
+      word.rfind('-', 0) == 0 ? "flag" : (known.empty() ? "argument" : "command");
   if (known.empty()) return "unknown " + what + " '" + word + "'";
-  return "unknown " + what + " '" + word + "'; did you mean '" + headroom::nearest_name(word, known) + "'?";
+  return "unknown " + what + " '" + word + "'; did you mean '" +
+         headroom::nearest_name(word, known) + "'?";
 }
 
-std::string describe(const CLI::ParseError& error, const CLI::App& app, const std::vector<std::string>& words) {
+std::string describe(const CLI::ParseError& error, const CLI::App& app,
+                     const std::vector<std::string>& words) {
   if (words.empty()) return "give a command; headroom --help lists them";
   const auto commands = app.get_subcommands();
-  if (commands.empty() && error.get_exit_code() == static_cast<int>(CLI::ExitCodes::RequiredError)) return unknown_word(app, words.front());
-  if (error.get_exit_code() != static_cast<int>(CLI::ExitCodes::ExtrasError) || commands.empty()) return error.what();
+  if (commands.empty() && error.get_exit_code() == static_cast<int>(CLI::ExitCodes::RequiredError))
+    return unknown_word(app, words.front());
+  if (error.get_exit_code() != static_cast<int>(CLI::ExitCodes::ExtrasError) || commands.empty())
+    return error.what();
   // Values of an unknown flag are left over as well; the flag is what matters.
   const std::vector<std::string> extras = commands.front()->remaining();
-  const auto flag = std::find_if(extras.begin(), extras.end(), [](const std::string& word) { return word.rfind("--", 0) == 0; });
-  return extras.empty() ? error.what() : unknown_word(*commands.front(), flag != extras.end() ? *flag : extras.front());
+  const auto flag = std::find_if(extras.begin(), extras.end(),
+                                 [](const std::string& word) { return word.rfind("--", 0) == 0; });
+  return extras.empty()
+             ? error.what()
+             : unknown_word(*commands.front(), flag != extras.end() ? *flag : extras.front());
 }
 
 }  // namespace
@@ -57,8 +66,8 @@ int main(int argc, char** argv) {
   app.set_version_flag("--version", std::string("headroom ") + kVersion);
   app.require_subcommand(1);
   std::map<const CLI::App*, Command> commands;
-  for (const auto& add :
-       {add_train_command, add_plan_command, add_compare_command, add_estimate_command, add_report_command, add_info_command}) {
+  for (const auto& add : {add_train_command, add_plan_command, add_compare_command,
+                          add_estimate_command, add_report_command, add_info_command}) {
     const std::size_t before = app.get_subcommands({}).size();
     Command command = add(app);
     commands[app.get_subcommands({})[before]] = std::move(command);

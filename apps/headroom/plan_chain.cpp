@@ -5,7 +5,7 @@
 #include <headroom/core/error.h>
 #include <headroom/plan/chain_solver.h>
 #include <headroom/plan/policies.h>
-#include <headroom/report/json.h>
+#include "report/json.h"
 
 #include <fmt/format.h>
 
@@ -35,7 +35,8 @@ std::string format_name(const ChainCosts& chain, int format) {
 }
 
 bool is_forward(OperationKind kind) {
-  return kind == OperationKind::kForward || kind == OperationKind::kForwardStore || kind == OperationKind::kForwardKeep;
+  return kind == OperationKind::kForward || kind == OperationKind::kForwardStore ||
+         kind == OperationKind::kForwardKeep;
 }
 
 Json plan_as_json(const ChainCosts& chain, const Plan& plan) {
@@ -45,30 +46,39 @@ Json plan_as_json(const ChainCosts& chain, const Plan& plan) {
     entry.set("op", operation_name(operation.kind)).set("stage", operation.stage);
     if (operation.kind == OperationKind::kForwardKeep) entry.set("option", operation.option);
     const bool tells_format =
-        operation.kind == OperationKind::kForwardStore || (operation.kind == OperationKind::kForwardKeep && operation.format != 0);
+        operation.kind == OperationKind::kForwardStore ||
+        (operation.kind == OperationKind::kForwardKeep && operation.format != 0);
     if (tells_format) entry.set("format", format_name(chain, operation.format));
     operations.push(entry);
   }
   Json json = Json::object();
-  json.set("feasible", true).set("time_ns", plan.time_ns).set("peak_bytes", plan.peak_bytes).set("certified_gap_ns", plan.certified_gap_ns);
+  json.set("feasible", true)
+      .set("time_ns", plan.time_ns)
+      .set("peak_bytes", plan.peak_bytes)
+      .set("certified_gap_ns", plan.certified_gap_ns);
   json.set("operations", operations);
   return json;
 }
 
 void print_table(const ChainCosts& chain, const Plan& plan) {
-  fmt::print("{:>5}  {:<13}  {:<20}  {:>6}  {:<8}  {:>12}  {:>12}\n", "", "operation", "stage", "option", "input", "peak", "live after");
+  fmt::print("{:>5}  {:<13}  {:<20}  {:>6}  {:<8}  {:>12}  {:>12}\n", "", "operation", "stage",
+             "option", "input", "peak", "live after");
   const std::size_t num_rows = std::min(plan.operations.size(), kMaxTableRows);
   for (std::size_t i = 0; i < num_rows; ++i) {
     const Operation& operation = plan.operations[i];
     const std::string& name = chain.stages[static_cast<std::size_t>(operation.stage - 1)].name;
     const bool keeps = operation.kind == OperationKind::kForwardKeep;
-    const bool stores = operation.kind == OperationKind::kForwardStore || (keeps && operation.format != 0);
-    fmt::print("{:>5}  {:<13}  {:<20}  {:>6}  {:<8}  {:>12}  {:>12}{}\n", i + 1, operation_name(operation.kind),
-               fmt::format("{} {}", operation.stage, name), keeps ? std::to_string(operation.option) : "",
-               stores ? format_name(chain, operation.format) : "", format_bytes(plan.curve[i].peak_bytes),
-               format_bytes(plan.curve[i].live_bytes), i == plan.peak_operation ? "  <- peak" : "");
+    const bool stores =
+        operation.kind == OperationKind::kForwardStore || (keeps && operation.format != 0);
+    fmt::print("{:>5}  {:<13}  {:<20}  {:>6}  {:<8}  {:>12}  {:>12}{}\n", i + 1,
+               operation_name(operation.kind), fmt::format("{} {}", operation.stage, name),
+               keeps ? std::to_string(operation.option) : "",
+               stores ? format_name(chain, operation.format) : "",
+               format_bytes(plan.curve[i].peak_bytes), format_bytes(plan.curve[i].live_bytes),
+               i == plan.peak_operation ? "  <- peak" : "");
   }
-  if (num_rows < plan.operations.size()) fmt::print("  ... and {} more operations: see --json\n", plan.operations.size() - num_rows);
+  if (num_rows < plan.operations.size())
+    fmt::print("  ... and {} more operations: see --json\n", plan.operations.size() - num_rows);
 }
 
 /// One row per stage, one column per operation.
@@ -97,10 +107,14 @@ void print_picture(const ChainCosts& chain, const Plan& plan) {
     }
   }
   std::size_t width = 5;
-  for (const StageCosts& stage : chain.stages) width = std::max(width, std::min<std::size_t>(stage.name.size(), 20));
+  for (const StageCosts& stage : chain.stages)
+    width = std::max(width, std::min<std::size_t>(stage.name.size(), 20));
   fmt::print("\n{:<{}} |{:<{}}|\n", "stage", width, "operations in order", num_operations);
-  for (std::size_t l = 0; l < num_stages; ++l) fmt::print("{:<{}} |{}|\n", chain.stages[l].name.substr(0, 20), width, rows[l]);
-  fmt::print("K kept   > swept, keeping nothing   R recomputed and kept   r swept again   - kept meanwhile   B backward   x input freed\n");
+  for (std::size_t l = 0; l < num_stages; ++l)
+    fmt::print("{:<{}} |{}|\n", chain.stages[l].name.substr(0, 20), width, rows[l]);
+  fmt::print(
+      "K kept   > swept, keeping nothing   R recomputed and kept   r swept again   - kept "
+      "meanwhile   B backward   x input freed\n");
 }
 
 void print_plan(const ChainCosts& chain, const Plan& plan, const std::string& policy) {
@@ -109,12 +123,16 @@ void print_plan(const ChainCosts& chain, const Plan& plan, const std::string& po
   const Operation& peak = plan.operations[plan.peak_operation];
   const Recompute recompute = recompute_of(chain, plan.operations);
   fmt::print(
-      "\npolicy {}: {} ({} ns), peak {} ({} bytes) at operation {} ({} of stage {}); {} forwards run again, {:.1f}% of one forward\n",
-      policy, format_ns(plan.time_ns), plan.time_ns, format_bytes(plan.peak_bytes), plan.peak_bytes, plan.peak_operation + 1,
-      operation_name(peak.kind), peak.stage, recompute.num_runs, 100 * recompute.fraction);
+      "\npolicy {}: {} ({} ns), peak {} ({} bytes) at operation {} ({} of stage {}); {} forwards "
+      "run again, {:.1f}% of one forward\n",
+      policy, format_ns(plan.time_ns), plan.time_ns, format_bytes(plan.peak_bytes), plan.peak_bytes,
+      plan.peak_operation + 1, operation_name(peak.kind), peak.stage, recompute.num_runs,
+      100 * recompute.fraction);
   if (plan.certified_gap_ns > 0) {
-    fmt::print("no persistent schedule inside this budget is faster by more than {} ({:.2f}%)\n", format_ns(plan.certified_gap_ns),
-               100 * static_cast<double>(plan.certified_gap_ns) / static_cast<double>(std::max<std::int64_t>(plan.time_ns, 1)));
+    fmt::print("no persistent schedule inside this budget is faster by more than {} ({:.2f}%)\n",
+               format_ns(plan.certified_gap_ns),
+               100 * static_cast<double>(plan.certified_gap_ns) /
+                   static_cast<double>(std::max<std::int64_t>(plan.time_ns, 1)));
   }
 }
 
@@ -123,7 +141,9 @@ void print_frontier(const std::vector<FrontierPoint>& points, const PlanChainOpt
     Json list = Json::array();
     for (const FrontierPoint& point : points) {
       Json entry = Json::object();
-      entry.set("budget_bytes", point.budget_bytes).set("time_ns", point.time_ns).set("peak_bytes", point.peak_bytes);
+      entry.set("budget_bytes", point.budget_bytes)
+          .set("time_ns", point.time_ns)
+          .set("peak_bytes", point.peak_bytes);
       list.push(entry);
     }
     fmt::print("{}\n", list.dump(-1));
@@ -131,25 +151,31 @@ void print_frontier(const std::vector<FrontierPoint>& points, const PlanChainOpt
   }
   if (options.csv) {
     fmt::print("budget_bytes,time_ns,peak_bytes\n");
-    for (const FrontierPoint& point : points) fmt::print("{},{},{}\n", point.budget_bytes, point.time_ns, point.peak_bytes);
+    for (const FrontierPoint& point : points)
+      fmt::print("{},{},{}\n", point.budget_bytes, point.time_ns, point.peak_bytes);
     return;
   }
   fmt::print("{:>20}  {:>12}  {:>12}  {:>8}\n", "budget (bytes)", "", "time", "slower");
   for (const FrontierPoint& point : points) {
     const double fastest = static_cast<double>(std::max<std::int64_t>(points.back().time_ns, 1));
-    fmt::print("{:>20}  {:>12}  {:>12}  {:>7.1f}%\n", point.budget_bytes, format_bytes(point.budget_bytes), format_ns(point.time_ns),
+    fmt::print("{:>20}  {:>12}  {:>12}  {:>7.1f}%\n", point.budget_bytes,
+               format_bytes(point.budget_bytes), format_ns(point.time_ns),
                100 * (static_cast<double>(point.time_ns) / fastest - 1));
   }
 }
 
-int report_infeasible(const PlanChainOptions& options, std::int64_t budget_bytes, std::int64_t smallest_bytes) {
+int report_infeasible(const PlanChainOptions& options, std::int64_t budget_bytes,
+                      std::int64_t smallest_bytes) {
   if (options.json) {
     Json json = Json::object();
     json.set("feasible", false).set("smallest_budget_bytes", smallest_bytes);
     fmt::print("{}\n", json.dump(-1));
   } else {
-    fmt::print(stderr, "budget {} ({} bytes) is below the {} ({} bytes) that policy {} needs for this chain; raise --memory_budget{}\n",
-               format_bytes(budget_bytes), budget_bytes, format_bytes(smallest_bytes), smallest_bytes, options.policy,
+    fmt::print(stderr,
+               "budget {} ({} bytes) is below the {} ({} bytes) that policy {} needs for this "
+               "chain; raise --memory_budget{}\n",
+               format_bytes(budget_bytes), budget_bytes, format_bytes(smallest_bytes),
+               smallest_bytes, options.policy,
                options.policy == "optimal" ? "" : " or choose --policy optimal");
   }
   return static_cast<int>(ExitCode::kBudget);
@@ -161,8 +187,9 @@ int run_plan_chain(const PlanChainOptions& options) {
   const Policy policy = parse_policy(options.policy);
   if (options.csv && (options.json || !options.frontier))
     throw ConfigError("--csv prints the frontier: give --frontier with it, and not --json");
-  const std::int64_t budget_bytes =
-      options.memory_budget.empty() ? std::numeric_limits<std::int64_t>::max() : parse_bytes(options.memory_budget);
+  const std::int64_t budget_bytes = options.memory_budget.empty()
+                                        ? std::numeric_limits<std::int64_t>::max()
+                                        : parse_bytes(options.memory_budget);
   ChainCosts chain = read_chain_file(options.chain_path);
 
   if (policy.kind != PolicyKind::kOptimal) {
@@ -171,8 +198,10 @@ int run_plan_chain(const PlanChainOptions& options) {
       print_frontier({{plan.peak_bytes, plan.time_ns, plan.peak_bytes}}, options);
       return static_cast<int>(ExitCode::kDone);
     }
-    if (plan.peak_bytes > budget_bytes) return report_infeasible(options, budget_bytes, plan.peak_bytes);
-    options.json ? fmt::print("{}\n", plan_as_json(chain, plan).dump(-1)) : print_plan(chain, plan, options.policy);
+    if (plan.peak_bytes > budget_bytes)
+      return report_infeasible(options, budget_bytes, plan.peak_bytes);
+    options.json ? fmt::print("{}\n", plan_as_json(chain, plan).dump(-1))
+                 : print_plan(chain, plan, options.policy);
     return static_cast<int>(ExitCode::kDone);
   }
 
@@ -180,12 +209,16 @@ int run_plan_chain(const PlanChainOptions& options) {
   if (options.frontier) {
     print_frontier(solver.frontier(), options);
     if (!solver.frontier_is_exact())
-      fmt::print(stderr, "the sizes have too small a common divisor for an exact curve: between these points others may exist\n");
+      fmt::print(stderr,
+                 "the sizes have too small a common divisor for an exact curve: between these "
+                 "points others may exist\n");
     return static_cast<int>(ExitCode::kDone);
   }
-  if (budget_bytes < solver.smallest_budget_bytes()) return report_infeasible(options, budget_bytes, solver.smallest_budget_bytes());
+  if (budget_bytes < solver.smallest_budget_bytes())
+    return report_infeasible(options, budget_bytes, solver.smallest_budget_bytes());
   const Plan plan = solver.plan(budget_bytes);
-  options.json ? fmt::print("{}\n", plan_as_json(solver.chain(), plan).dump(-1)) : print_plan(solver.chain(), plan, options.policy);
+  options.json ? fmt::print("{}\n", plan_as_json(solver.chain(), plan).dump(-1))
+               : print_plan(solver.chain(), plan, options.policy);
   return static_cast<int>(ExitCode::kDone);
 }
 

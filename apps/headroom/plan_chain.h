@@ -14,8 +14,9 @@ struct PlanChainOptions {
   bool csv = false;  ///< of the frontier
 };
 
-/// Plans a chain given as numbers and prints the plan, or the curve, to standard output. Returns the exit code: 0, or 4 when the budget
-/// cannot be met (said on standard error, or as JSON on standard output). Throws ConfigError and DataError.
+/// Plans a chain given as numbers and prints the plan, or the curve, to standard output. Returns
+/// the exit code: 0, or 4 when the budget cannot be met (said on standard error, or as JSON on
+/// standard output). Throws ConfigError and DataError.
 int run_plan_chain(const PlanChainOptions& options);
 
 }  // namespace headroom

@@ -1,7 +1,7 @@
 #include "commands.h"
 
-#include <headroom/report/html_page.h>
-#include <headroom/report/json.h>
+#include "report/html_page.h"
+#include "report/json.h"
 
 #include <fmt/format.h>
 #include <CLI/CLI.hpp>
@@ -16,7 +16,8 @@ Command add_report_command(CLI::App& app) {
   CLI::App* command = app.add_subcommand("report", "turn a run's folder into one HTML page");
   auto flags = std::make_shared<Flags>();
   command->add_option("DIR", flags->folder, "the --output_dir of a run")->required();
-  command->add_option("--output", flags->output, "where the page goes; without it, DIR/report.html");
+  command->add_option("--output", flags->output,
+                      "where the page goes; without it, DIR/report.html");
   return [flags] {
     const std::string path = flags->output.empty() ? flags->folder + "/report.html" : flags->output;
     write_file_atomically(path, to_html(read_run(flags->folder)));

@@ -1,5 +1,6 @@
 #include "commands.h"
 #include "launch.h"
+#include "report/json.h"
 
 #include <headroom/comm/rank_environment.h>
 #include <headroom/core/bytes.h>
@@ -30,19 +31,26 @@ std::string evaluation_text(const EvalResults& eval, bool is_language_model) {
 }
 
 void print_results(const TrainResults& results, bool is_language_model) {
-  fmt::print("updates           {} ({:.2f} epochs) in {:.1f} s: {:.0f} samples/s\n", results.global_step, results.epoch,
-             results.train_runtime, results.train_samples_per_second);
-  fmt::print("micro-batches     {}{} x {} samples\n", results.world_size == 1 ? "" : fmt::format("{} ranks x ", results.world_size),
+  fmt::print("updates           {} ({:.2f} epochs) in {:.1f} s: {:.0f} samples/s\n",
+             results.global_step, results.epoch, results.train_runtime,
+             results.train_samples_per_second);
+  fmt::print("micro-batches     {}{} x {} samples\n",
+             results.world_size == 1 ? "" : fmt::format("{} ranks x ", results.world_size),
              results.gradient_accumulation_steps, results.micro_batch_size);
-  fmt::print("loss              {:.4f} (last global batch), {:.4f} (mean)\n", results.final_loss, results.train_loss);
-  if (results.eval) fmt::print("evaluation        {}\n", evaluation_text(*results.eval, is_language_model));
-  fmt::print("peak memory       {} (activations {}), resident {}\n", format_bytes(results.peak_memory_bytes),
-             format_bytes(results.peak_activation_bytes), format_bytes(results.peak_rss_bytes));
+  fmt::print("loss              {:.4f} (last global batch), {:.4f} (mean)\n", results.final_loss,
+             results.train_loss);
+  if (results.eval)
+    fmt::print("evaluation        {}\n", evaluation_text(*results.eval, is_language_model));
+  fmt::print("peak memory       {} (activations {}), resident {}\n",
+             format_bytes(results.peak_memory_bytes), format_bytes(results.peak_activation_bytes),
+             format_bytes(results.peak_rss_bytes));
   if (results.predicted_peak_bytes > 0) {
-    fmt::print("predicted         {} peak, {:.3f} s per update; measured {:.3f} s\n", format_bytes(results.predicted_peak_bytes),
-               results.predicted_step_seconds, results.measured_step_seconds);
+    fmt::print("predicted         {} peak, {:.3f} s per update; measured {:.3f} s\n",
+               format_bytes(results.predicted_peak_bytes), results.predicted_step_seconds,
+               results.measured_step_seconds);
   }
-  if (results.num_skipped_updates > 0) fmt::print("skipped updates   {}\n", results.num_skipped_updates);
+  if (results.num_skipped_updates > 0)
+    fmt::print("skipped updates   {}\n", results.num_skipped_updates);
 }
 
 void print_sample(const Task& task, const TrainingArguments& arguments) {
@@ -50,7 +58,8 @@ void print_sample(const Task& task, const TrainingArguments& arguments) {
   options.num_tokens = 300;
   options.temperature = 0.8;
   options.seed = static_cast<std::uint64_t>(arguments.seed);
-  const std::vector<std::int64_t> tokens = generate(task.model.chain, task.tokenizer->encode("\n"), options);
+  const std::vector<std::int64_t> tokens =
+      generate(task.model.chain, task.tokenizer->encode("\n"), options);
   fmt::print("sample:\n{}\n", task.tokenizer->decode(tokens));
 }
 
@@ -58,14 +67,18 @@ void print_sample(const Task& task, const TrainingArguments& arguments) {
 void check_ranks(const RankEnvironment& ranks, const TrainingArguments& arguments) {
   if (arguments.nproc_per_node == 1 || arguments.nproc_per_node == ranks.local_size) return;
   throw ConfigError(
-      fmt::format("--nproc_per_node {} contradicts the environment, where this is one of {} ranks on this machine: leave it out",
+      fmt::format("--nproc_per_node {} contradicts the environment, where this is one of {} ranks "
+                  "on this machine: leave it out",
                   arguments.nproc_per_node, ranks.local_size));
 }
 
-int train_rank(const TrainingArguments& arguments, std::int64_t num_local_ranks, const std::shared_ptr<Communicator>& comm) {
+int train_rank(const TrainingArguments& arguments, std::int64_t num_local_ranks,
+               const std::shared_ptr<Communicator>& comm) {
   const Task task = make_task(arguments, num_local_ranks);
-  if (arguments.sample && (!task.tokenizer || task.model.input.num_chosen > 0)) {
-    throw ConfigError("--sample needs a model that continues text, and text to train on: --model gpt with --dataset TEXT");
+  if (arguments.sample && (!task.tokenizer || task.model.input.num_masked > 0)) {
+    throw ConfigError(
+        "--sample needs a model that continues text, and text to train on: --model gpt with "
+        "--dataset TEXT");
   }
   if (comm->is_first()) {
     for (const std::string& warning : runtime_info().warnings) log_warning(warning);
@@ -74,7 +87,8 @@ int train_rank(const TrainingArguments& arguments, std::int64_t num_local_ranks,
   std::signal(SIGINT, stop_at_signal);
   std::signal(SIGTERM, stop_at_signal);
   const TrainResults results = trainer.train();
-  const auto exit_code = static_cast<int>(trainer.was_interrupted() ? ExitCode::kInterrupted : ExitCode::kDone);
+  const auto exit_code =
+      static_cast<int>(trainer.was_interrupted() ? ExitCode::kInterrupted : ExitCode::kDone);
   if (!comm->is_first()) return exit_code;
   if (arguments.json) {
     fmt::print("{}\n", to_json(results).dump());
@@ -93,10 +107,12 @@ Command add_train_command(CLI::App& app) {
   return [flags] {
     const TrainingArguments arguments = flags->arguments();
     const RankEnvironment ranks = RankEnvironment::read();
-    if (!ranks.is_given && arguments.nproc_per_node > 1) return launch_ranks(arguments.nproc_per_node);
+    if (!ranks.is_given && arguments.nproc_per_node > 1)
+      return launch_ranks(arguments.nproc_per_node);
     check_ranks(ranks, arguments);
     // First of all, so that a rank that fails from here on is noticed by the others.
-    const std::shared_ptr<Communicator> comm = join_ranks(ranks, std::chrono::seconds(arguments.ddp_timeout));
+    const std::shared_ptr<Communicator> comm =
+        join_ranks(ranks, std::chrono::seconds(arguments.ddp_timeout));
     try {
       return train_rank(arguments, ranks.local_size, comm);
     } catch (const CommError&) {

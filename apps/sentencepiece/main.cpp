@@ -1,9 +1,10 @@
-// Encodes and decodes text with a SentencePiece model, for headroom. A program of its own, because SentencePiece and LibTorch each bring a
-// protobuf, and two of them do not live in one process.
+// Encodes and decodes text with a SentencePiece model, for headroom. A program of its own, because
+// SentencePiece and LibTorch each bring a protobuf, and two of them do not live in one process.
 //
 //   headroom_sentencepiece MODEL vocabulary   prints the number of pieces
-//   headroom_sentencepiece MODEL encode       text on standard input, tokens (int32) on standard output
-//   headroom_sentencepiece MODEL decode       tokens on standard input, text on standard output
+//   headroom_sentencepiece MODEL encode       text on standard input, tokens (int32) on standard
+//   output headroom_sentencepiece MODEL decode       tokens on standard input, text on standard
+//   output
 // On failure it prints the reason instead, and returns 1.
 
 #include <sentencepiece_processor.h>
@@ -21,7 +22,8 @@ int fail(const std::string& reason) {
   return 1;
 }
 
-// Line by line: a model sees a line end as an end of text, and one call for a whole book would need many times its memory.
+// Line by line: a model sees a line end as an end of text, and one call for a whole book would need
+// many times its memory.
 int encode(const sentencepiece::SentencePieceProcessor& processor) {
   std::vector<int> ids;
   std::vector<std::int32_t> tokens;
@@ -29,16 +31,19 @@ int encode(const sentencepiece::SentencePieceProcessor& processor) {
     const auto status = processor.Encode(line, &ids);
     if (!status.ok()) return fail(status.ToString());
     tokens.assign(ids.begin(), ids.end());
-    std::cout.write(reinterpret_cast<const char*>(tokens.data()), static_cast<std::streamsize>(tokens.size() * sizeof(std::int32_t)));
+    std::cout.write(reinterpret_cast<const char*>(tokens.data()),
+                    static_cast<std::streamsize>(tokens.size() * sizeof(std::int32_t)));
   }
   return 0;
 }
 
 int decode(const sentencepiece::SentencePieceProcessor& processor) {
   std::vector<int> ids;
-  for (std::int32_t token = 0; std::cin.read(reinterpret_cast<char*>(&token), sizeof(token));) ids.push_back(token);
+  for (std::int32_t token = 0; std::cin.read(reinterpret_cast<char*>(&token), sizeof(token));)
+    ids.push_back(token);
   for (const int id : ids) {
-    if (id < 0 || id >= processor.GetPieceSize()) return fail("token " + std::to_string(id) + " is not in the model");
+    if (id < 0 || id >= processor.GetPieceSize())
+      return fail("token " + std::to_string(id) + " is not in the model");
   }
   std::string text;
   const auto status = processor.Decode(ids, &text);

@@ -1,7 +1,8 @@
 // What gradient accumulation costs and saves, on a GPT-like model.
 //
-//   accumulation_benchmark                 time: micro-batches against one batch, and the accumulator against a loop by hand
-//   accumulation_benchmark --picture FILE  memory: peak bytes against the micro-batch, as a table and as an SVG
+//   accumulation_benchmark                 time: micro-batches against one batch, and the
+//   accumulator against a loop by hand accumulation_benchmark --picture FILE  memory: peak bytes
+//   against the micro-batch, as a table and as an SVG
 
 #include <headroom/core/bytes.h>
 #include <headroom/core/runtime.h>
@@ -9,7 +10,7 @@
 #include <headroom/execute/executor.h>
 #include <headroom/memory/meter.h>
 #include <headroom/model/gpt.h>
-#include <headroom/optim/adam.h>
+#include "optim/adam.h"
 
 #include <fmt/format.h>
 #include <torch/torch.h>
@@ -60,13 +61,16 @@ void step_at_once(Training& training) {
 }
 
 void step_by_hand(Training& training, std::int64_t micro_batch) {
-  const double num_micro_batches = static_cast<double>(training.global_batch()) / static_cast<double>(micro_batch);
-  for (std::int64_t i = 0; i < training.global_batch(); i += micro_batch) (training.loss(i, micro_batch) / num_micro_batches).backward();
+  const double num_micro_batches =
+      static_cast<double>(training.global_batch()) / static_cast<double>(micro_batch);
+  for (std::int64_t i = 0; i < training.global_batch(); i += micro_batch)
+    (training.loss(i, micro_batch) / num_micro_batches).backward();
   training.optimizer.step();
   headroom::testing::clear_gradients(*training.model);
 }
 
-void step_accumulated(Training& training, GradientAccumulator& accumulator, std::int64_t micro_batch) {
+void step_accumulated(Training& training, GradientAccumulator& accumulator,
+                      std::int64_t micro_batch) {
   for (std::int64_t i = 0; i < training.global_batch(); i += micro_batch) {
     accumulator.backward(training.loss(i, micro_batch), micro_batch * kLength);
   }
@@ -85,13 +89,14 @@ struct Way {
   std::function<void()> update;
 };
 
-/// Runs the ways by turns and prints the last one against each of the others.
+/// Runs the ways interleaved and prints the last one against each of the others.
 void compare(const std::vector<Way>& ways, int num_rounds) {
   std::vector<std::size_t> order(ways.size());
   std::iota(order.begin(), order.end(), 0);
   std::vector<std::vector<double>> times(ways.size());
   for (const Way& way : ways) way.update();
-  for (int round = 0; round < num_rounds; ++round) {  // in every order in turn: what ran before leaves its traces in the caches
+  for (int round = 0; round < num_rounds;
+       ++round) {  // in every order in turn: what ran before leaves its traces in the caches
     for (const std::size_t way : order) times[way].push_back(seconds(ways[way].update));
     std::next_permutation(order.begin(), order.end());
   }
@@ -99,10 +104,14 @@ void compare(const std::vector<Way>& ways, int num_rounds) {
     fmt::print("  {:<28} {:8.1f} ms", ways[way].name, 1e3 * median(times[way]));
     if (way + 1 < ways.size()) {
       std::vector<double> ratios;
-      for (int round = 0; round < num_rounds; ++round) ratios.push_back(times.back()[round] / times[way][round]);
+      for (int round = 0; round < num_rounds; ++round)
+        ratios.push_back(times.back()[round] / times[way][round]);
       std::sort(ratios.begin(), ratios.end());
-      const auto percent = [&](std::size_t quarter) { return 100 * (ratios[quarter * (ratios.size() - 1) / 4] - 1); };
-      fmt::print("   {:+.2f}% against it (quartiles {:+.2f}% to {:+.2f}%)", percent(2), percent(1), percent(3));
+      const auto percent = [&](std::size_t quarter) {
+        return 100 * (ratios[quarter * (ratios.size() - 1) / 4] - 1);
+      };
+      fmt::print("   {:+.2f}% against it (quartiles {:+.2f}% to {:+.2f}%)", percent(2), percent(1),
+                 percent(3));
     }
     fmt::print("\n");
   }
@@ -114,16 +123,19 @@ void measure_accumulator(std::int64_t global_batch, std::int64_t micro_batch, in
   Training training(global_batch);
   GradientAccumulator accumulator(training.optimizer, global_batch / micro_batch);
   const std::string split = fmt::format("{} x {}", global_batch / micro_batch, micro_batch);
-  fmt::print("plain GPT {} x {}, micro-batches of {} tokens\n", kNumBlocks, kWidth, micro_batch * kLength);
+  fmt::print("plain GPT {} x {}, micro-batches of {} tokens\n", kNumBlocks, kWidth,
+             micro_batch * kLength);
   compare({{fmt::format("one batch of {}", global_batch), [&] { step_at_once(training); }},
            {split + ", by hand", [&] { step_by_hand(training, micro_batch); }},
-           {split + ", GradientAccumulator", [&] { step_accumulated(training, accumulator, micro_batch); }}},
+           {split + ", GradientAccumulator",
+            [&] { step_accumulated(training, accumulator, micro_batch); }}},
           num_rounds);
 }
 
 /// The trainer's way: the chain executor, which adds each weight's gradient in place as it is made.
 void measure_executor(std::int64_t global_batch, std::int64_t micro_batch, int num_rounds) {
-  const headroom::GptConfig config = headroom::gpt_config("gpt", "n_layer=6,n_head=6,n_embd=384,block_size=256,vocab_size=4096");
+  const headroom::GptConfig config =
+      headroom::gpt_config("gpt", "n_layer=6,n_head=6,n_embd=384,block_size=256,vocab_size=4096");
   headroom::Executor executor(headroom::make_gpt(config));
   const headroom::Chain& chain = executor.chain();
   headroom::AdamW optimizer(chain.parameters(), headroom::AdamWOptions(1e-4));
@@ -145,11 +157,13 @@ void measure_executor(std::int64_t global_batch, std::int64_t micro_batch, int n
   };
   fmt::print("chain GPT 6 x 384, micro-batches of {} tokens\n", micro_batch * length);
   compare({{fmt::format("one batch of {}", global_batch), [&] { update(global_batch); }},
-           {fmt::format("{} x {}, executor", global_batch / micro_batch, micro_batch), [&] { update(micro_batch); }}},
+           {fmt::format("{} x {}, executor", global_batch / micro_batch, micro_batch),
+            [&] { update(micro_batch); }}},
           num_rounds);
 }
 
-/// What the accumulator itself does per update, apart from the model: a model whose forward and backward cost next to nothing.
+/// What the accumulator itself does per update, apart from the model: a model whose forward and
+/// backward cost next to nothing.
 void measure_wrapper(int num_rounds) {
   const at::Tensor weight = torch::randn({1 << 20}, torch::requires_grad());
   torch::optim::SGD optimizer({weight}, torch::optim::SGDOptions(1e-6));
@@ -168,8 +182,10 @@ void measure_wrapper(int num_rounds) {
     ours.push_back(accumulated);
     hand.push_back(by_hand);
   }
-  fmt::print("per update of a million weights: {:+.2f} ms for the norm, the check for NaN and the average\n",
-             1e3 * (median(ours) - median(hand)));
+  fmt::print(
+      "per update of a million weights: {:+.2f} ms for the norm, the check for NaN and the "
+      "average\n",
+      1e3 * (median(ours) - median(hand)));
 }
 
 struct Point {
@@ -189,41 +205,57 @@ Point measure_memory(std::int64_t global_batch, std::int64_t micro_batch) {
   return {micro_batch, meter.peak_bytes() - before};
 }
 
-std::string draw(const std::vector<Point>& points, std::int64_t fixed_bytes, std::int64_t global_batch) {
-  constexpr double kWidthPx = 720, kHeightPx = 400, kLeft = 70, kTop = 60, kRight = 20, kBottom = 60;
+std::string draw(const std::vector<Point>& points, std::int64_t fixed_bytes,
+                 std::int64_t global_batch) {
+  constexpr double kWidthPx = 720, kHeightPx = 400, kLeft = 70, kTop = 60, kRight = 20,
+                   kBottom = 60;
   const double plot_width = kWidthPx - kLeft - kRight, plot_height = kHeightPx - kTop - kBottom;
   const double top_bytes = 1.1 * static_cast<double>(points.back().peak_bytes);
-  const auto height = [&](std::int64_t bytes) { return plot_height * static_cast<double>(bytes) / top_bytes; };
+  const auto height = [&](std::int64_t bytes) {
+    return plot_height * static_cast<double>(bytes) / top_bytes;
+  };
   const double slot = plot_width / static_cast<double>(points.size());
   // Greys and mid tones, readable on white and on black.
   std::string svg = fmt::format(
-      "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {:.0f} {:.0f}\" font-family=\"sans-serif\" font-size=\"13\" "
+      "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {:.0f} {:.0f}\" "
+      "font-family=\"sans-serif\" font-size=\"13\" "
       "fill=\"#808080\">\n"
       "<title>Peak memory of one update against the micro-batch size</title>\n"
-      "<text x=\"{:.0f}\" y=\"22\" font-size=\"16\">Peak memory of one update of {} samples against the micro-batch</text>\n"
-      "<text x=\"{:.0f}\" y=\"42\">GPT {} x {}, {} tokens, AdamW; every byte counted. The same gradients in every column.</text>\n",
+      "<text x=\"{:.0f}\" y=\"22\" font-size=\"16\">Peak memory of one update of {} samples "
+      "against the micro-batch</text>\n"
+      "<text x=\"{:.0f}\" y=\"42\">GPT {} x {}, {} tokens, AdamW; every byte counted. The same "
+      "gradients in every column.</text>\n",
       kWidthPx, kHeightPx, kLeft, global_batch, kLeft, kNumBlocks, kWidth, kLength);
   const double base = kTop + plot_height;
   for (std::size_t i = 0; i < points.size(); ++i) {
     const double x = kLeft + slot * (static_cast<double>(i) + 0.2), width = 0.6 * slot;
     const double fixed = height(fixed_bytes), total = height(points[i].peak_bytes);
-    svg += fmt::format("<rect x=\"{:.1f}\" y=\"{:.1f}\" width=\"{:.1f}\" height=\"{:.1f}\" fill=\"#4c8fd6\"/>\n", x, base - total, width,
-                       total - fixed);
-    svg += fmt::format("<rect x=\"{:.1f}\" y=\"{:.1f}\" width=\"{:.1f}\" height=\"{:.1f}\" fill=\"#9a9a9a\"/>\n", x, base - fixed, width,
-                       fixed);
-    svg += fmt::format("<text x=\"{:.1f}\" y=\"{:.1f}\" text-anchor=\"middle\">{:.0f} MiB</text>\n", x + width / 2, base - total - 6,
+    svg += fmt::format(
+        "<rect x=\"{:.1f}\" y=\"{:.1f}\" width=\"{:.1f}\" height=\"{:.1f}\" fill=\"#4c8fd6\"/>\n",
+        x, base - total, width, total - fixed);
+    svg += fmt::format(
+        "<rect x=\"{:.1f}\" y=\"{:.1f}\" width=\"{:.1f}\" height=\"{:.1f}\" fill=\"#9a9a9a\"/>\n",
+        x, base - fixed, width, fixed);
+    svg += fmt::format("<text x=\"{:.1f}\" y=\"{:.1f}\" text-anchor=\"middle\">{:.0f} MiB</text>\n",
+                       x + width / 2, base - total - 6,
                        static_cast<double>(points[i].peak_bytes) / 1048576.0);
-    svg += fmt::format("<text x=\"{:.1f}\" y=\"{:.1f}\" text-anchor=\"middle\">{} x {}</text>\n", x + width / 2, base + 18,
-                       global_batch / points[i].micro_batch, points[i].micro_batch);
+    svg += fmt::format("<text x=\"{:.1f}\" y=\"{:.1f}\" text-anchor=\"middle\">{} x {}</text>\n",
+                       x + width / 2, base + 18, global_batch / points[i].micro_batch,
+                       points[i].micro_batch);
   }
-  svg += fmt::format("<line x1=\"{0:.1f}\" y1=\"{1:.1f}\" x2=\"{2:.1f}\" y2=\"{1:.1f}\" stroke=\"#808080\"/>\n", kLeft, base,
-                     kWidthPx - kRight);
-  svg += fmt::format("<text x=\"{:.1f}\" y=\"{:.1f}\" text-anchor=\"middle\">accumulation steps x micro-batch</text>\n",
-                     kLeft + plot_width / 2, base + 38);
   svg += fmt::format(
-      "<rect x=\"{0:.0f}\" y=\"72\" width=\"12\" height=\"12\" fill=\"#4c8fd6\"/><text x=\"{1:.0f}\" y=\"83\">activations and "
+      "<line x1=\"{0:.1f}\" y1=\"{1:.1f}\" x2=\"{2:.1f}\" y2=\"{1:.1f}\" stroke=\"#808080\"/>\n",
+      kLeft, base, kWidthPx - kRight);
+  svg += fmt::format(
+      "<text x=\"{:.1f}\" y=\"{:.1f}\" text-anchor=\"middle\">accumulation steps x "
+      "micro-batch</text>\n",
+      kLeft + plot_width / 2, base + 38);
+  svg += fmt::format(
+      "<rect x=\"{0:.0f}\" y=\"72\" width=\"12\" height=\"12\" fill=\"#4c8fd6\"/><text "
+      "x=\"{1:.0f}\" y=\"83\">activations and "
       "temporaries</text>\n"
-      "<rect x=\"{0:.0f}\" y=\"92\" width=\"12\" height=\"12\" fill=\"#9a9a9a\"/><text x=\"{1:.0f}\" y=\"103\">weights, gradients, "
+      "<rect x=\"{0:.0f}\" y=\"92\" width=\"12\" height=\"12\" fill=\"#9a9a9a\"/><text "
+      "x=\"{1:.0f}\" y=\"103\">weights, gradients, "
       "optimizer, samples</text>\n",
       kLeft + 10, kLeft + 28);
   return svg + "</svg>\n";
@@ -235,15 +267,19 @@ int measure_picture(const std::string& path) {
   std::int64_t parameter_bytes = 0;
   {
     const Training training(kGlobalBatch);
-    for (const at::Tensor& parameter : training.model->parameters()) parameter_bytes += static_cast<std::int64_t>(parameter.nbytes());
+    for (const at::Tensor& parameter : training.model->parameters())
+      parameter_bytes += static_cast<std::int64_t>(parameter.nbytes());
   }
   const std::int64_t fixed_bytes =
-      4 * parameter_bytes + 2 * kGlobalBatch * kLength * 8;  // weights, gradients, two moments; tokens and targets
+      4 * parameter_bytes +
+      2 * kGlobalBatch * kLength * 8;  // weights, gradients, two moments; tokens and targets
   std::vector<Point> points;
-  fmt::print("| steps x micro-batch | peak | of which activations and temporaries |\n|---|---|---|\n");
+  fmt::print(
+      "| steps x micro-batch | peak | of which activations and temporaries |\n|---|---|---|\n");
   for (std::int64_t micro_batch = 1; micro_batch <= kGlobalBatch; micro_batch *= 2) {
     points.push_back(measure_memory(kGlobalBatch, micro_batch));
-    fmt::print("| {} x {} | {} | {} |\n", kGlobalBatch / micro_batch, micro_batch, headroom::format_bytes(points.back().peak_bytes),
+    fmt::print("| {} x {} | {} | {} |\n", kGlobalBatch / micro_batch, micro_batch,
+               headroom::format_bytes(points.back().peak_bytes),
                headroom::format_bytes(points.back().peak_bytes - fixed_bytes));
   }
   std::ofstream file(path);
@@ -266,8 +302,10 @@ int main(int argc, char** argv) {
     return 2;
   }
   MemoryMeter::instance();  // its pool spares every way the page faults of large blocks
-  for (const std::int64_t micro_batch : {4, 8, 16}) measure_accumulator(/*global_batch=*/32, micro_batch, /*num_rounds=*/12);
-  for (const std::int64_t micro_batch : {2, 4, 8}) measure_executor(/*global_batch=*/16, micro_batch, /*num_rounds=*/6);
+  for (const std::int64_t micro_batch : {4, 8, 16})
+    measure_accumulator(/*global_batch=*/32, micro_batch, /*num_rounds=*/12);
+  for (const std::int64_t micro_batch : {2, 4, 8})
+    measure_executor(/*global_batch=*/16, micro_batch, /*num_rounds=*/6);
   measure_wrapper(/*num_rounds=*/101);
   return 0;
 }

@@ -1,4 +1,5 @@
-// What the meter costs against LibTorch's default CPU allocator: the same work under both, by turns in one process.
+// What the meter costs against LibTorch's default CPU allocator: the same work under both,
+// interleaved in one process.
 
 #include <headroom/core/runtime.h>
 #include <headroom/memory/meter.h>
@@ -27,7 +28,8 @@ double seconds(const std::function<void()>& work) {
 
 using headroom::benchmark::median;
 
-void compare(const char* name, int num_rounds, c10::Allocator* metered, const std::function<void()>& work) {
+void compare(const char* name, int num_rounds, c10::Allocator* metered,
+             const std::function<void()>& work) {
   std::vector<double> ours, theirs;
   for (int round = -1; round < num_rounds; ++round) {
     c10::SetCPUAllocator(metered, 1);
@@ -39,8 +41,8 @@ void compare(const char* name, int num_rounds, c10::Allocator* metered, const st
     theirs.push_back(their_seconds);
   }
   c10::SetCPUAllocator(metered, 1);
-  std::printf("%-34s meter %9.3f ms   default %9.3f ms   ratio %.3f\n", name, 1e3 * median(ours), 1e3 * median(theirs),
-              median(ours) / median(theirs));
+  std::printf("%-34s meter %9.3f ms   default %9.3f ms   ratio %.3f\n", name, 1e3 * median(ours),
+              1e3 * median(theirs), median(ours) / median(theirs));
 }
 
 }  // namespace
@@ -58,7 +60,8 @@ int main() {
     for (int i = 0; i < 1000; ++i) torch::ones({1 << 18});
   });
 
-  torch::nn::Sequential mlp(torch::nn::Linear(784, 512), torch::nn::ReLU(), torch::nn::Linear(512, 512), torch::nn::ReLU(),
+  torch::nn::Sequential mlp(torch::nn::Linear(784, 512), torch::nn::ReLU(),
+                            torch::nn::Linear(512, 512), torch::nn::ReLU(),
                             torch::nn::Linear(512, 10));
   const torch::Tensor images = torch::rand({64, 784}), classes = torch::randint(10, {64});
   compare("mlp, batch 64, 10 steps", 15, metered, [&] {
@@ -69,7 +72,8 @@ int main() {
   });
 
   SmallGpt gpt(2000, 256, 4, 0.1);
-  const torch::Tensor tokens = torch::randint(2000, {8, 128}), targets = torch::randint(2000, {8, 128});
+  const torch::Tensor tokens = torch::randint(2000, {8, 128}),
+                      targets = torch::randint(2000, {8, 128});
   compare("transformer, 4 x 256, batch 8 x 128", 11, metered, [&] {
     clear_gradients(*gpt);
     gpt->loss(tokens, targets).backward();

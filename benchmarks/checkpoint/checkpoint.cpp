@@ -1,4 +1,5 @@
-// What checkpoint costs: the bookkeeping of one call, and a training step of a transformer against forward + forward + backward.
+// What checkpoint costs: the bookkeeping of one call, and a training step of a transformer against
+// forward + forward + backward.
 
 #include <headroom/core/runtime.h>
 #include <headroom/execute/checkpoint.h>
@@ -33,9 +34,12 @@ double seconds(const std::function<void()>& work) {
 
 using headroom::benchmark::median;
 
-double fastest(const std::vector<double>& values) { return *std::min_element(values.begin(), values.end()); }
+double fastest(const std::vector<double>& values) {
+  return *std::min_element(values.begin(), values.end());
+}
 
-// The difference between a chain of small checkpointed calls and the same work done by hand (forward, forward again, backward).
+// The difference between a chain of small checkpointed calls and the same work done by hand
+// (forward, forward again, backward).
 void measure_bookkeeping() {
   constexpr int kCalls = 200;
   const Tensor x = torch::randn({16}).requires_grad_();
@@ -56,10 +60,12 @@ void measure_bookkeeping() {
     forward_overheads.push_back((our_forward - forward) / kCalls);
     overheads.push_back((our_forward + our_backward - 2 * forward - backward) / kCalls);
   }
-  std::printf("bookkeeping of one call: %.1f us in forward, %.1f us in all\n", 1e6 * median(forward_overheads), 1e6 * median(overheads));
+  std::printf("bookkeeping of one call: %.1f us in forward, %.1f us in all\n",
+              1e6 * median(forward_overheads), 1e6 * median(overheads));
 }
 
-// Plain and each variant in turn, several times. The fastest of each counts: whatever else the machine does only adds time.
+// Plain and each variant in turn, several times. The fastest of each counts: whatever else the
+// machine does only adds time.
 void measure_step() {
   constexpr int kBlocks = 12;
   torch::manual_seed(0);
@@ -91,7 +97,8 @@ void measure_step() {
       {"log", with(CheckpointStrategy::log())},
       {"kept as bf16", kept_as(headroom::KeepAs::kBf16, plain)},
       {"kept on disk", kept_as(headroom::KeepAs::kDisk, plain)},
-      {"every, inputs on disk", kept_as(headroom::KeepAs::kDisk, with(CheckpointStrategy::every()))},
+      {"every, inputs on disk",
+       kept_as(headroom::KeepAs::kDisk, with(CheckpointStrategy::every()))},
   };
   std::vector<std::vector<double>> times(variants.size());
   std::vector<std::int64_t> peaks(variants.size());
@@ -111,12 +118,18 @@ void measure_step() {
     }
   }
   const double ideal = fastest(ideals), plain_seconds = fastest(times[0]);
-  std::printf("\n12 transformer blocks, width 128, 8 x 128 tokens; forward + forward + backward takes %.0f ms\n", 1e3 * ideal);
-  std::printf("%-24s %10s %9s %12s %16s %16s\n", "", "peak MB", "of plain", "time/plain", "time/(F + F + B)", "by medians");
+  std::printf(
+      "\n12 transformer blocks, width 128, 8 x 128 tokens; forward + forward + backward takes %.0f "
+      "ms\n",
+      1e3 * ideal);
+  std::printf("%-24s %10s %9s %12s %16s %16s\n", "", "peak MB", "of plain", "time/plain",
+              "time/(F + F + B)", "by medians");
   for (std::size_t i = 0; i < variants.size(); ++i) {
-    std::printf("%-24s %10.1f %8.0f%% %12.2f %16.2f %16.2f\n", variants[i].name.c_str(), static_cast<double>(peaks[i]) / 1e6,
-                100.0 * static_cast<double>(peaks[i]) / static_cast<double>(peaks[0]), fastest(times[i]) / plain_seconds,
-                fastest(times[i]) / ideal, median(times[i]) / median(ideals));
+    std::printf("%-24s %10.1f %8.0f%% %12.2f %16.2f %16.2f\n", variants[i].name.c_str(),
+                static_cast<double>(peaks[i]) / 1e6,
+                100.0 * static_cast<double>(peaks[i]) / static_cast<double>(peaks[0]),
+                fastest(times[i]) / plain_seconds, fastest(times[i]) / ideal,
+                median(times[i]) / median(ideals));
   }
 }
 

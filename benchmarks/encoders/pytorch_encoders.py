@@ -255,7 +255,7 @@ def random_batch(config):
         images = torch.randn(config["batch"], config["channels"], config["rows"], config["columns"])
         return images, torch.randint(0, config["classes"], (config["batch"],))
     tokens = torch.randint(0, config["vocab_size"], (config["batch"], config["length"]))
-    positions = torch.rand(tokens.shape).topk(config["num_chosen"], dim=1).indices
+    positions = torch.rand(tokens.shape).topk(config["num_masked"], dim=1).indices
     return tokens, torch.randint(0, config["vocab_size"], positions.shape), positions
 
 

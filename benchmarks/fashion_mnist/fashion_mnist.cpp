@@ -1,4 +1,5 @@
-// Samples per second of the guide's experiment (mlp 784-512-512-10, SGD, sequential order), ours and PyTorch's in turn.
+// Samples per second of the guide's experiment (mlp 784-512-512-10, SGD, sequential order), ours
+// and PyTorch's in turn.
 //   fashion_mnist_benchmark [rounds] [updates]
 #include <headroom/headroom.h>
 
@@ -26,7 +27,8 @@ struct Setting {
   double target;  // times PyTorch's samples per second
 };
 
-double ours(const Setting& setting, int updates, const std::shared_ptr<const headroom::Dataset>& data, const std::string& output) {
+double ours(const Setting& setting, int updates,
+            const std::shared_ptr<const headroom::Dataset>& data, const std::string& output) {
   headroom::TrainingArguments arguments;
   arguments.output_dir = output;
   arguments.optim = "sgd";
@@ -44,8 +46,9 @@ double ours(const Setting& setting, int updates, const std::shared_ptr<const hea
 }
 
 double theirs(const char* loop, const Setting& setting, int updates, int threads) {
-  const std::string command = fmt::format("/usr/bin/python3 '{}/benchmarks/fashion_mnist/fashion_mnist.py' {} {} {} {} {} {}",
-                                          HEADROOM_SOURCE_DIR, kData, loop, setting.batch, setting.steps, updates, threads);
+  const std::string command = fmt::format(
+      "/usr/bin/python3 '{}/benchmarks/fashion_mnist/fashion_mnist.py' {} {} {} {} {} {}",
+      HEADROOM_SOURCE_DIR, kData, loop, setting.batch, setting.steps, updates, threads);
   std::FILE* pipe = ::popen(command.c_str(), "r");
   double samples_per_second = 0.0;
   const bool read = pipe != nullptr && std::fscanf(pipe, "%lf", &samples_per_second) == 1;
@@ -66,7 +69,9 @@ int main(int argc, char** argv) {
   headroom::configure_threads(0);
   const int threads = headroom::runtime_info().num_threads;
   const std::shared_ptr<const headroom::Dataset> data = headroom::open_idx_images(kData, true);
-  const std::string output = (std::filesystem::temp_directory_path() / fmt::format("headroom_benchmark_{}", ::getpid())).string();
+  const std::string output =
+      (std::filesystem::temp_directory_path() / fmt::format("headroom_benchmark_{}", ::getpid()))
+          .string();
 
   const std::vector<std::string> loops = {"usual", "lean"};
   bool reached = true;
@@ -79,7 +84,8 @@ int main(int argc, char** argv) {
         speeds[loop].push_back(theirs(loop.c_str(), setting, updates, threads));
       }
     }
-    fmt::print("{} x {}: ours {:.0f} samples/s, with {} threads\n", setting.batch, setting.steps, median(speeds["ours"]), threads);
+    fmt::print("{} x {}: ours {:.0f} samples/s, with {} threads\n", setting.batch, setting.steps,
+               median(speeds["ours"]), threads);
     for (const std::string& loop : loops) {
       std::vector<double> ratios;
       for (int round = 0; round < rounds; ++round) {
@@ -87,11 +93,14 @@ int main(int argc, char** argv) {
         ratios.push_back(speeds["ours"][turn] / speeds[loop][static_cast<std::size_t>(round)]);
       }
       const double ratio = median(ratios);
-      fmt::print("  PyTorch, {:<5} loop {:>8.0f} samples/s: ours is {:.2f}x (from {:.2f}x to {:.2f}x)\n", loop, median(speeds[loop]), ratio,
-                 *std::min_element(ratios.begin(), ratios.end()), *std::max_element(ratios.begin(), ratios.end()));
+      fmt::print(
+          "  PyTorch, {:<5} loop {:>8.0f} samples/s: ours is {:.2f}x (from {:.2f}x to {:.2f}x)\n",
+          loop, median(speeds[loop]), ratio, *std::min_element(ratios.begin(), ratios.end()),
+          *std::max_element(ratios.begin(), ratios.end()));
       if (loop == "usual") {
         const bool good = ratio >= setting.target;
-        fmt::print("  target {:.1f}x against the usual loop: {}\n", setting.target, good ? "reached" : "MISSED");
+        fmt::print("  target {:.1f}x against the usual loop: {}\n", setting.target,
+                   good ? "reached" : "MISSED");
         reached = reached && good;
       }
     }

@@ -1,5 +1,6 @@
-// The trade between memory and time, measured: our plans at several budgets, the fixed policies, and PyTorch with and without
-// checkpointing, all on the same GPT and by turns. Prints a table and, given a path, draws it as an SVG.
+// The trade between memory and time, measured: our plans at several budgets, the fixed policies,
+// and PyTorch with and without checkpointing, all on the same GPT and interleaved. Prints a table
+// and, given a path, draws it as an SVG.
 //
 //   frontier_benchmark [rounds] [picture.svg]
 
@@ -7,13 +8,13 @@
 #include <headroom/core/random.h>
 #include <headroom/core/runtime.h>
 #include <headroom/execute/executor.h>
-#include <headroom/execute/profile.h>
 #include <headroom/memory/meter.h>
 #include <headroom/model/gpt.h>
-#include <headroom/optim/adam.h>
 #include <headroom/plan/chain_solver.h>
 #include <headroom/plan/policies.h>
-#include <headroom/report/json.h>
+#include "execute/profile.h"
+#include "optim/adam.h"
+#include "report/json.h"
 
 #include <fmt/format.h>
 #include <torch/torch.h>
@@ -21,9 +22,9 @@
 #include <algorithm>
 #include <chrono>
 #include <cstdlib>
-#include <memory>
 #include <string>
 #include <vector>
+#include "memory"
 
 #include "gpt/pytorch_process.h"
 
@@ -53,7 +54,10 @@ struct Entry {
 
 class Ours {
  public:
-  explicit Ours(const GptConfig& config) : chain(make_gpt(config)), executor(chain), optimizer(chain.parameters(), AdamWOptions(1e-4)) {
+  explicit Ours(const GptConfig& config)
+      : chain(make_gpt(config)),
+        executor(chain),
+        optimizer(chain.parameters(), AdamWOptions(1e-4)) {
     const at::Tensor text = torch::randint(0, config.vocab_size, {kBatch, config.block_size + 1});
     micro.inputs = {text.slice(1, 0, config.block_size).contiguous()};
     micro.targets = {text.slice(1, 1).contiguous()};
@@ -95,7 +99,8 @@ void measure(Ours& ours, std::vector<Entry>& entries, int rounds) {
   }
 }
 
-Entry planned(const std::string& name, const std::string& group, const Plan& plan, std::int64_t static_bytes) {
+Entry planned(const std::string& name, const std::string& group, const Plan& plan,
+              std::int64_t static_bytes) {
   Entry entry;
   entry.name = name;
   entry.group = group;
@@ -112,35 +117,44 @@ std::string picture(const std::vector<Entry>& entries) {
     most_bytes = std::max(most_bytes, entry.peak_bytes);
     most_seconds = std::max(most_seconds, entry.median_seconds());
   }
-  const double x_scale = (kWidth - kLeft - kRight) / (most_bytes * 1.05), y_scale = (kHeight - kTop - kBottom) / (most_seconds * 1.1);
+  const double x_scale = (kWidth - kLeft - kRight) / (most_bytes * 1.05),
+               y_scale = (kHeight - kTop - kBottom) / (most_seconds * 1.1);
   const auto x_of = [&](double bytes) { return kLeft + bytes * x_scale; };
   const auto y_of = [&](double seconds) { return kHeight - kBottom - seconds * y_scale; };
   std::string svg = fmt::format(
-      "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {} {}\" font-family=\"sans-serif\" font-size=\"12\">\n"
+      "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {} {}\" font-family=\"sans-serif\" "
+      "font-size=\"12\">\n"
       "<rect width=\"100%\" height=\"100%\" fill=\"#ffffff\"/>\n"
       "<path d=\"M{} {} V{} H{}\" fill=\"none\" stroke=\"#444\"/>\n"
       "<text x=\"{}\" y=\"{}\" text-anchor=\"middle\">peak memory, MiB</text>\n"
-      "<text x=\"16\" y=\"{}\" transform=\"rotate(-90 16 {})\" text-anchor=\"middle\">seconds per update</text>\n",
-      kWidth, kHeight, kLeft, kTop, kHeight - kBottom, kWidth - kRight, kWidth / 2, kHeight - 12, kHeight / 2, kHeight / 2);
+      "<text x=\"16\" y=\"{}\" transform=\"rotate(-90 16 {})\" text-anchor=\"middle\">seconds per "
+      "update</text>\n",
+      kWidth, kHeight, kLeft, kTop, kHeight - kBottom, kWidth - kRight, kWidth / 2, kHeight - 12,
+      kHeight / 2, kHeight / 2);
   for (int i = 0; i <= 5; ++i) {
     const double bytes = most_bytes * i / 5, seconds = most_seconds * i / 5;
-    svg += fmt::format("<text x=\"{:.0f}\" y=\"{:.0f}\" text-anchor=\"middle\">{:.0f}</text>\n", x_of(bytes), kHeight - kBottom + 18,
-                       bytes / (1 << 20));
-    svg += fmt::format("<text x=\"{:.0f}\" y=\"{:.0f}\" text-anchor=\"end\">{:.1f}</text>\n", kLeft - 8, y_of(seconds) + 4, seconds);
+    svg += fmt::format("<text x=\"{:.0f}\" y=\"{:.0f}\" text-anchor=\"middle\">{:.0f}</text>\n",
+                       x_of(bytes), kHeight - kBottom + 18, bytes / (1 << 20));
+    svg += fmt::format("<text x=\"{:.0f}\" y=\"{:.0f}\" text-anchor=\"end\">{:.1f}</text>\n",
+                       kLeft - 8, y_of(seconds) + 4, seconds);
   }
   std::string line;
   for (const Entry& entry : entries) {
     const double x = x_of(entry.peak_bytes), y = y_of(entry.median_seconds());
-    const char* colour = entry.group == "planned" ? "#0a7d4f" : entry.group == "policy" ? "#c26a00" : "#8a2be2";
+    const char* colour = entry.group == "planned"  ? "#0a7d4f"
+                         : entry.group == "policy" ? "#c26a00"
+                                                   : "#8a2be2";
     svg += fmt::format("<circle cx=\"{:.1f}\" cy=\"{:.1f}\" r=\"4\" fill=\"{}\"/>\n", x, y, colour);
     if (entry.group == "planned") {
       line += fmt::format("{:.1f},{:.1f} ", x, y);
     } else {
-      svg += fmt::format("<text x=\"{:.1f}\" y=\"{:.1f}\" fill=\"{}\">{}</text>\n", x - 10, y - 9, colour, entry.name);
+      svg += fmt::format("<text x=\"{:.1f}\" y=\"{:.1f}\" fill=\"{}\">{}</text>\n", x - 10, y - 9,
+                         colour, entry.name);
     }
   }
   svg += fmt::format("<polyline points=\"{}\" fill=\"none\" stroke=\"#0a7d4f\"/>\n", line);
-  svg += fmt::format("<text x=\"{}\" y=\"{}\" fill=\"#0a7d4f\">planned by Headroom</text>\n", kLeft + 20, kTop + 14);
+  svg += fmt::format("<text x=\"{}\" y=\"{}\" fill=\"#0a7d4f\">planned by Headroom</text>\n",
+                     kLeft + 20, kTop + 14);
   return svg + "</svg>\n";
 }
 
@@ -151,7 +165,8 @@ int main(int argc, char** argv) {
   configure_threads(0);
   MemoryMeter::instance();
   seed_everything(0);
-  const GptConfig config = gpt_config("gpt", "n_layer=6,n_head=6,n_embd=384,block_size=256,vocab_size=4096");
+  const GptConfig config =
+      gpt_config("gpt", "n_layer=6,n_head=6,n_embd=384,block_size=256,vocab_size=4096");
   Ours ours(config);
   const std::int64_t static_bytes = MemoryMeter::instance().live_bytes();
   const std::optional<ChainProfile> profile = profile_chain(ours.chain, ours.micro);
@@ -161,51 +176,58 @@ int main(int argc, char** argv) {
   const std::int64_t floor = solver.smallest_budget_bytes(), ample = solver.ample_budget_bytes();
   for (int i = 0; i < kNumBudgets; ++i) {
     const std::int64_t budget = floor + (ample - floor) * i / (kNumBudgets - 1);
-    entries.push_back(
-        planned(fmt::format("planned {}", format_bytes(static_bytes + budget)), "planned", solver.plan(budget), static_bytes));
+    entries.push_back(planned(fmt::format("planned {}", format_bytes(static_bytes + budget)),
+                              "planned", solver.plan(budget), static_bytes));
   }
   for (const char* policy : {"none", "every", "segments=2", "sqrt", "log"}) {
-    entries.push_back(planned(policy, "policy", plan_of_policy(profile->appearing, parse_policy(policy)), static_bytes));
+    entries.push_back(planned(
+        policy, "policy", plan_of_policy(profile->appearing, parse_policy(policy)), static_bytes));
   }
   const auto pytorch = [&](const char* name, int checkpoint) {
     Entry entry;
     entry.name = name;
     entry.group = "PyTorch";
-    entry.pytorch =
-        std::make_unique<PyTorchProcess>(fmt::format("{} {} {} {} {} {} {} {}", config.n_layer, config.n_head, config.n_embd,
-                                                     config.block_size, config.vocab_size, kBatch, at::get_num_threads(), checkpoint),
-                                         false);
+    entry.pytorch = std::make_unique<PyTorchProcess>(
+        fmt::format("{} {} {} {} {} {} {} {}", config.n_layer, config.n_head, config.n_embd,
+                    config.block_size, config.vocab_size, kBatch, at::get_num_threads(),
+                    checkpoint),
+        false);
     return entry;
   };
   entries.push_back(pytorch("PyTorch", 0));
   entries.push_back(pytorch("PyTorch, every block checkpointed", 1));
   measure(ours, entries, rounds);
 
-  // In the memory that PyTorch needs with every block checkpointed, and with half of its activations.
+  // In the memory that PyTorch needs with every block checkpointed, and with half of its
+  // activations.
   const Entry& checkpointed = entries.back();
   const double their_static = 16.0 * static_cast<double>(num_parameters(config));
   std::vector<Entry> same;
   for (const double share : {1.0, 0.5}) {
     const double total = their_static + share * (checkpointed.peak_bytes - their_static);
     const auto budget = static_cast<std::int64_t>(total) - static_bytes;
-    same.push_back(planned(fmt::format("planned in {:.0f}% of its activations", 100 * share), "same", solver.plan(std::max(budget, floor)),
-                           static_bytes));
+    same.push_back(planned(fmt::format("planned in {:.0f}% of its activations", 100 * share),
+                           "same", solver.plan(std::max(budget, floor)), static_bytes));
   }
   same.push_back(pytorch("PyTorch, every block checkpointed", 1));
   measure(ours, same, rounds);
 
-  fmt::print("{:42} {:>12} {:>12} {:>10} {:>10}\n", "", "peak MiB", "predicted", "s/update", "predicted");
+  fmt::print("{:42} {:>12} {:>12} {:>10} {:>10}\n", "", "peak MiB", "predicted", "s/update",
+             "predicted");
   for (const std::vector<Entry>* list : {&entries, &same}) {
     for (const Entry& entry : *list) {
-      fmt::print("{:42} {:12.1f} {:12.1f} {:10.3f} {:10.3f}\n", entry.name, entry.peak_bytes / (1 << 20), entry.predicted_bytes / (1 << 20),
+      fmt::print("{:42} {:12.1f} {:12.1f} {:10.3f} {:10.3f}\n", entry.name,
+                 entry.peak_bytes / (1 << 20), entry.predicted_bytes / (1 << 20),
                  entry.median_seconds(), entry.predicted_seconds);
     }
   }
   for (std::size_t i = 0; i + 1 < same.size(); ++i) {
     std::vector<double> ratios;
-    for (std::size_t r = 0; r < same[i].seconds.size(); ++r) ratios.push_back(same.back().seconds[r] / same[i].seconds[r]);
+    for (std::size_t r = 0; r < same[i].seconds.size(); ++r)
+      ratios.push_back(same.back().seconds[r] / same[i].seconds[r]);
     std::sort(ratios.begin(), ratios.end());
-    fmt::print("{}: {:.2f}x as fast as PyTorch with every block checkpointed\n", same[i].name, ratios[ratios.size() / 2]);
+    fmt::print("{}: {:.2f}x as fast as PyTorch with every block checkpointed\n", same[i].name,
+               ratios[ratios.size() / 2]);
   }
   if (argc > 2) write_file_atomically(argv[2], picture(entries));
   return 0;

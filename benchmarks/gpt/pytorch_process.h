@@ -1,8 +1,9 @@
 #pragma once
 
-// A model of PyTorch's in a process of its own (pytorch_gpt.py serve), which runs one update whenever it is told to.
+// A model of PyTorch's in a process of its own (pytorch_gpt.py serve), which runs one update
+// whenever it is told to.
 
-#include <headroom/core/blas_kernels.h>
+#include "core/blas_kernels.h"
 
 #include <fmt/format.h>
 
@@ -16,15 +17,18 @@
 
 class PyTorchProcess {
  public:
-  /// `arguments` are those of `serve` of the script beside the benchmark. PyTorch gets the matrix kernels that this program uses, unless it
-  /// shall run as it is installed.
-  PyTorchProcess(const std::string& arguments, bool as_installed, const std::string& script = "pytorch_gpt.py") {
+  /// `arguments` are those of `serve` of the script beside the benchmark. PyTorch gets the matrix
+  /// kernels that this program uses, unless it shall run as it is installed.
+  PyTorchProcess(const std::string& arguments, bool as_installed,
+                 const std::string& script = "pytorch_gpt.py") {
     int to_child[2], from_child[2];
     // Closed in other children: PyTorch ends when the last writer of its input does.
-    if (pipe2(to_child, O_CLOEXEC) != 0 || pipe2(from_child, O_CLOEXEC) != 0) throw std::runtime_error("no pipe");
+    if (pipe2(to_child, O_CLOEXEC) != 0 || pipe2(from_child, O_CLOEXEC) != 0)
+      throw std::runtime_error("no pipe");
     const std::string core = headroom::blas_core();
     const std::string blas = as_installed || core.empty() ? "" : "OPENBLAS_CORETYPE=" + core + " ";
-    const std::string command = fmt::format("{}exec /usr/bin/python3 {}/{} serve {}", blas, HEADROOM_BENCHMARK_DIR, script, arguments);
+    const std::string command = fmt::format("{}exec /usr/bin/python3 {}/{} serve {}", blas,
+                                            HEADROOM_BENCHMARK_DIR, script, arguments);
     child_ = fork();
     if (child_ == 0) {
       dup2(to_child[0], 0);
@@ -61,7 +65,8 @@ class PyTorchProcess {
  private:
   double read() {
     double value = 0.0;
-    if (std::fscanf(out_, "%lf", &value) != 1) throw std::runtime_error("PyTorch did not answer; is python3-torch installed?");
+    if (std::fscanf(out_, "%lf", &value) != 1)
+      throw std::runtime_error("PyTorch did not answer; is python3-torch installed?");
     return value;
   }
 

@@ -1,4 +1,5 @@
-// What the planner gains over fixed policies, as the table of docs/planning.md, and how fast it is itself.
+// What the planner gains over fixed policies, as the table of docs/planning.md, and how fast it is
+// itself.
 #include "plan/realistic_chains.h"
 
 #include <headroom/core/bytes.h>
@@ -30,9 +31,12 @@ void compare(const char* name, const ChainCosts& chain) {
   for (const char* text : {"none", "every", "segments=4", "sqrt", "log", "revolve=4"}) {
     const Plan fixed = plan_of_policy(chain, parse_policy(text));
     const Plan ours = solver.plan(fixed.peak_bytes);
-    const double gap = 100 * static_cast<double>(ours.certified_gap_ns) / static_cast<double>(ours.time_ns);
-    std::printf("| %s | %s | %s | +%.1f%% | +%.1f%% | %.2f%% |\n", name, text, format_bytes(fixed.peak_bytes).c_str(),
-                100 * (static_cast<double>(fixed.time_ns) / least - 1), 100 * (static_cast<double>(ours.time_ns) / least - 1), gap);
+    const double gap =
+        100 * static_cast<double>(ours.certified_gap_ns) / static_cast<double>(ours.time_ns);
+    std::printf("| %s | %s | %s | +%.1f%% | +%.1f%% | %.2f%% |\n", name, text,
+                format_bytes(fixed.peak_bytes).c_str(),
+                100 * (static_cast<double>(fixed.time_ns) / least - 1),
+                100 * (static_cast<double>(ours.time_ns) / least - 1), gap);
   }
 }
 
@@ -40,15 +44,19 @@ void compare(const char* name, const ChainCosts& chain) {
 ChainCosts different_stages(int num_stages, int num_options, std::int64_t slot_bytes) {
   std::mt19937_64 random(7);
   const auto draw = [&](int low, int high) {
-    return static_cast<std::int64_t>(low + static_cast<int>(random() % static_cast<unsigned>(high - low + 1)));
+    return static_cast<std::int64_t>(
+        low + static_cast<int>(random() % static_cast<unsigned>(high - low + 1)));
   };
   ChainCosts chain;
   for (int l = 1; l <= num_stages; ++l) {
     const std::int64_t output = draw(2, 10), forward = draw(1000, 9000);
-    StageCosts stage{"", output * slot_bytes, l == num_stages ? 0 : output * slot_bytes, forward, draw(0, 4) * slot_bytes, 0, {}};
+    StageCosts stage{"",      output * slot_bytes,     l == num_stages ? 0 : output * slot_bytes,
+                     forward, draw(0, 4) * slot_bytes, 0,
+                     {}};
     for (int k = 0; k < num_options; ++k) {
-      stage.options.push_back(
-          {(output + draw(0, 30)) * slot_bytes, forward, 2 * forward + draw(0, 5000), draw(0, 4) * slot_bytes, draw(0, 8) * slot_bytes});
+      stage.options.push_back({(output + draw(0, 30)) * slot_bytes, forward,
+                               2 * forward + draw(0, 5000), draw(0, 4) * slot_bytes,
+                               draw(0, 8) * slot_bytes});
     }
     chain.stages.push_back(stage);
   }
@@ -56,7 +64,8 @@ ChainCosts different_stages(int num_stages, int num_options, std::int64_t slot_b
 }
 
 /// `limit_seconds` is what the project asks for; 0: shown without a limit.
-void time_solver(const char* name, const ChainCosts& chain, std::int64_t budget_bytes, double limit_seconds) {
+void time_solver(const char* name, const ChainCosts& chain, std::int64_t budget_bytes,
+                 double limit_seconds) {
   Plan plan;
   const double seconds = seconds_of([&] { plan = ChainSolver(chain).plan(budget_bytes); });
   const std::string limit = limit_seconds > 0 ? fmt::format("(limit {} s)", limit_seconds) : "";
@@ -69,39 +78,53 @@ void time_joint_search(std::int64_t budget_bytes) {
   request.budget_bytes = budget_bytes;
   request.num_samples = 512;
   const std::int64_t weights = std::int64_t{124439808} * 4;
-  request.choices = {{"adamw", {weights, weights, 2 * weights, 0}, 300000000, 0, 0},
-                     {"adamw_8bit", {weights, weights, weights / 2 + weights / 64, 0}, 350000000, 0, 0},
-                     {"adamw, in backward", {weights, 0, 2 * weights, 0}, 300000000, 0, 1}};
+  request.choices = {
+      {"adamw", {weights, weights, 2 * weights, 0}, 300000000, 0, 0},
+      {"adamw_8bit", {weights, weights, weights / 2 + weights / 64, 0}, 350000000, 0, 0},
+      {"adamw, in backward", {weights, 0, 2 * weights, 0}, 300000000, 0, 1}};
   request.costs = [](std::int64_t size, const StaticChoice& choice) {
     const ChainCosts chain = testing::gpt2_chain(size);
-    return MicroBatchCosts{choice.max_accumulation_steps == 1 ? with_update_in_backward(chain) : with_gradients_allocated(chain),
+    return MicroBatchCosts{choice.max_accumulation_steps == 1 ? with_update_in_backward(chain)
+                                                              : with_gradients_allocated(chain),
                            size * 1024 * 16};
   };
   TrainingPlan plan;
   const double seconds = seconds_of([&] { plan = make_plan(request); });
-  std::printf("joint search, GPT-2, 512 samples, %-16s %7.3f s (limit 5 s)  %lld x %lld, %s, %d of %d solved, gap %.2f%%\n",
-              format_bytes(budget_bytes).c_str(), seconds, static_cast<long long>(plan.micro_batches[0].size),
-              static_cast<long long>(plan.accumulation_steps), request.choices[plan.choice].name.c_str(), plan.num_solved,
-              plan.num_candidates, 100 * static_cast<double>(plan.certified_gap_ns) / static_cast<double>(plan.time_ns));
+  std::printf(
+      "joint search, GPT-2, 512 samples, %-16s %7.3f s (limit 5 s)  %lld x %lld, %s, %d of %d "
+      "solved, gap %.2f%%\n",
+      format_bytes(budget_bytes).c_str(), seconds,
+      static_cast<long long>(plan.micro_batches[0].size),
+      static_cast<long long>(plan.accumulation_steps), request.choices[plan.choice].name.c_str(),
+      plan.num_solved, plan.num_candidates,
+      100 * static_cast<double>(plan.certified_gap_ns) / static_cast<double>(plan.time_ns));
 }
 
 void run() {
-  std::printf("| chain | policy | peak | its time | ours at that peak | gap |\n|---|---|---|---|---|---|\n");
+  std::printf(
+      "| chain | policy | peak | its time | ours at that peak | gap "
+      "|\n|---|---|---|---|---|---|\n");
   compare("GPT-2 124M, 4 x 1024", testing::gpt2_chain(4));
   compare("ResNet-50-like, 32", testing::resnet50_like_chain(32));
   compare("U-shaped, 25 stages", testing::u_shaped_chain(4));
   compare("1000 equal blocks", testing::equal_blocks_chain(1000));
   std::printf("\nspeed, one thread:\n");
   const std::int64_t slot = std::int64_t{1} << 20;
-  time_solver("100 different stages, 500 slots, 4 options", different_stages(100, 4, slot), 500 * slot, 0.15);
-  time_solver("200 different stages, 500 slots, 4 options", different_stages(200, 4, slot), 500 * slot, 1);
-  time_solver("1000 equal stages, 1000 slots, 8 options", testing::equal_blocks_chain(1000, 8), 1000 * slot, 2);
-  time_solver("200 different stages, 4000 slots, 4 options", different_stages(200, 4, slot / 8), 500 * slot, 0);
-  time_solver("500 different stages, 500 slots, 4 options", different_stages(500, 4, slot), 500 * slot, 0);
+  time_solver("100 different stages, 500 slots, 4 options", different_stages(100, 4, slot),
+              500 * slot, 0.15);
+  time_solver("200 different stages, 500 slots, 4 options", different_stages(200, 4, slot),
+              500 * slot, 1);
+  time_solver("1000 equal stages, 1000 slots, 8 options", testing::equal_blocks_chain(1000, 8),
+              1000 * slot, 2);
+  time_solver("200 different stages, 4000 slots, 4 options", different_stages(200, 4, slot / 8),
+              500 * slot, 0);
+  time_solver("500 different stages, 500 slots, 4 options", different_stages(500, 4, slot),
+              500 * slot, 0);
   for (const std::int64_t mib : {2500, 4000, 8000, 16000, 64000}) time_joint_search(mib << 20);
   rusage usage{};
   getrusage(RUSAGE_SELF, &usage);
-  std::printf("peak memory of this process: %s (limit 1 GiB)\n", format_bytes(std::int64_t{usage.ru_maxrss} * 1024).c_str());
+  std::printf("peak memory of this process: %s (limit 1 GiB)\n",
+              format_bytes(std::int64_t{usage.ru_maxrss} * 1024).c_str());
 }
 
 }  // namespace

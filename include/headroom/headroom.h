@@ -12,7 +12,8 @@
 #include <headroom/core/version.h>
 #include <headroom/data/dataset.h>
 #include <headroom/execute/accumulator.h>
-#include <headroom/execute/boundary_format.h>
+#include <headroom/execute/checkpoint.h>
+#include <headroom/execute/checkpoint_sequential.h>
 #include <headroom/execute/executor.h>
 #include <headroom/memory/meter.h>
 #include <headroom/model/chain.h>

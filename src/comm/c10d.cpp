@@ -2,7 +2,7 @@
 #include <headroom/comm/rank_environment.h>
 
 #include <headroom/core/error.h>
-#include <headroom/core/torch_compat.h>
+#include "core/torch_compat.h"
 
 #include "comm/packing.h"
 
@@ -35,19 +35,22 @@ std::string short_reason(const std::exception& error) {
 
 std::string remedy(Milliseconds timeout) {
   return fmt::format(
-      "look at what the other ranks said, and start all of them again (--resume_from_checkpoint goes on from a snapshot; "
+      "look at what the other ranks said, and start all of them again (--resume_from_checkpoint "
+      "goes on from a snapshot; "
       "--ddp_timeout, now {} s, is how long a rank waits)",
       std::chrono::duration_cast<std::chrono::seconds>(timeout).count());
 }
 
 class GlooCommunicator final : public Communicator {
  public:
-  GlooCommunicator(const StorePtr& store, std::int64_t rank, std::int64_t size, const std::string& address, Milliseconds timeout)
+  GlooCommunicator(const StorePtr& store, std::int64_t rank, std::int64_t size,
+                   const std::string& address, Milliseconds timeout)
       : rank_(rank), size_(size), timeout_(timeout) {
     run("connecting to the other ranks", [&] {
       auto options = c10d::ProcessGroupGloo::Options::create(timeout);
       options->devices.push_back(device(address));
-      group_ = c10::make_intrusive<c10d::ProcessGroupGloo>(store, static_cast<int>(rank), static_cast<int>(size), options);
+      group_ = c10::make_intrusive<c10d::ProcessGroupGloo>(store, static_cast<int>(rank),
+                                                           static_cast<int>(size), options);
     });
     barrier();
   }
@@ -56,12 +59,17 @@ class GlooCommunicator final : public Communicator {
   std::int64_t size() const override { return size_; }
 
   void sum(const std::vector<at::Tensor>& tensors, const at::Tensor& scratch) override {
-    run("summing tensors", [&] { exchange_packed(tensors, Wire::kNumbers, scratch, [this](at::Tensor& flat) { sum_flat(flat); }); });
+    run("summing tensors", [&] {
+      exchange_packed(tensors, Wire::kNumbers, scratch,
+                      [this](at::Tensor& flat) { sum_flat(flat); });
+    });
   }
 
   void broadcast(const std::vector<at::Tensor>& tensors, const at::Tensor& scratch) override {
-    run("taking over tensors of rank 0",
-        [&] { exchange_packed(tensors, Wire::kBytes, scratch, [this](at::Tensor& flat) { broadcast_flat(flat); }); });
+    run("taking over tensors of rank 0", [&] {
+      exchange_packed(tensors, Wire::kBytes, scratch,
+                      [this](at::Tensor& flat) { broadcast_flat(flat); });
+    });
   }
 
   std::string broadcast_bytes(const std::string& bytes) override {
@@ -78,7 +86,8 @@ class GlooCommunicator final : public Communicator {
     return result;
   }
 
-  // Every rank fills its own slot of zeros, and the sum is all slots. Only when a message is longer than a slot is there a second round.
+  // Every rank fills its own slot of zeros, and the sum is all slots. Only when a message is longer
+  // than a slot is there a second round.
   std::vector<std::string> gather(const std::string& bytes) override {
     constexpr std::size_t kUsualBytes = 256;
     std::vector<std::string> result;
@@ -94,14 +103,18 @@ class GlooCommunicator final : public Communicator {
 
  private:
   static std::shared_ptr<::gloo::transport::Device> device(const std::string& address) {
-    if (const char* interface = std::getenv("GLOO_SOCKET_IFNAME")) return c10d::ProcessGroupGloo::createDeviceForInterface(interface);
+    if (const char* interface = std::getenv("GLOO_SOCKET_IFNAME"))
+      return c10d::ProcessGroupGloo::createDeviceForInterface(interface);
     const bool is_here = address == "localhost" || address.rfind("127.", 0) == 0;
-    return is_here ? c10d::ProcessGroupGloo::createDeviceForHostname("127.0.0.1") : c10d::ProcessGroupGloo::createDefaultDevice();
+    return is_here ? c10d::ProcessGroupGloo::createDeviceForHostname("127.0.0.1")
+                   : c10d::ProcessGroupGloo::createDefaultDevice();
   }
 
   template <typename Call>
   void run(const char* what, const Call& call) {
-    if (!group_ && has_joined_) throw CommError(fmt::format("rank {} of {}: {} after it left the other ranks", rank_, size_, what));
+    if (!group_ && has_joined_)
+      throw CommError(
+          fmt::format("rank {} of {}: {} after it left the other ranks", rank_, size_, what));
     std::string reason;
     try {
       call();
@@ -115,7 +128,8 @@ class GlooCommunicator final : public Communicator {
     }
     leave();
     has_joined_ = true;
-    throw CommError(fmt::format("rank {} of {} lost another rank while {} ({}); {}", rank_, size_, what, reason, remedy(timeout_)));
+    throw CommError(fmt::format("rank {} of {} lost another rank while {} ({}); {}", rank_, size_,
+                                what, reason, remedy(timeout_)));
   }
 
   void sum_flat(at::Tensor& flat) {
@@ -129,21 +143,24 @@ class GlooCommunicator final : public Communicator {
   }
 
   // A slot is a length and the bytes, as far as they fit. Sets `longest` to the longest message.
-  std::vector<std::string> gather_slots(const std::string& bytes, std::size_t slot_bytes, std::size_t& longest) {
+  std::vector<std::string> gather_slots(const std::string& bytes, std::size_t slot_bytes,
+                                        std::size_t& longest) {
     const std::size_t stride = sizeof(std::uint64_t) + slot_bytes;
     std::string slots(stride * static_cast<std::size_t>(size_), '\0');
     char* mine = slots.data() + stride * static_cast<std::size_t>(rank_);
     const std::uint64_t length = bytes.size();
     std::memcpy(mine, &length, sizeof(length));
     std::copy_n(bytes.begin(), std::min(bytes.size(), slot_bytes), mine + sizeof(length));
-    at::Tensor view = at::from_blob(slots.data(), {static_cast<std::int64_t>(slots.size())}, at::kByte);
+    at::Tensor view =
+        at::from_blob(slots.data(), {static_cast<std::int64_t>(slots.size())}, at::kByte);
     sum_flat(view);
     std::vector<std::string> result;
     for (std::size_t slot = 0; slot < static_cast<std::size_t>(size_); ++slot) {
       std::uint64_t count = 0;
       std::memcpy(&count, slots.data() + slot * stride, sizeof(count));
       longest = std::max<std::size_t>(longest, count);
-      result.emplace_back(slots.data() + slot * stride + sizeof(count), std::min<std::size_t>(count, slot_bytes));
+      result.emplace_back(slots.data() + slot * stride + sizeof(count),
+                          std::min<std::size_t>(count, slot_bytes));
     }
     return result;
   }
@@ -155,7 +172,8 @@ class GlooCommunicator final : public Communicator {
   bool has_joined_ = false;
 };
 
-StorePtr open_store(const std::string& host, std::int64_t port, bool is_server, Milliseconds timeout) {
+StorePtr open_store(const std::string& host, std::int64_t port, bool is_server,
+                    Milliseconds timeout) {
   c10d::TCPStoreOptions options;
   options.port = static_cast<std::uint16_t>(port);
   options.isServer = is_server;
@@ -173,19 +191,23 @@ std::unique_ptr<Communicator> join_ranks(const RankEnvironment& environment, Mil
   std::string reason;
   try {
     StorePtr store = open_store(environment.address, environment.port, is_server, timeout);
-    store = c10::make_intrusive<c10d::PrefixStore>(environment.store_prefix + "/headroom", std::move(store));
-    return std::make_unique<GlooCommunicator>(store, environment.rank, environment.size, environment.address, timeout);
+    store = c10::make_intrusive<c10d::PrefixStore>(environment.store_prefix + "/headroom",
+                                                   std::move(store));
+    return std::make_unique<GlooCommunicator>(store, environment.rank, environment.size,
+                                              environment.address, timeout);
   } catch (const CommError&) {
     throw;
   } catch (const std::exception& error) {
     reason = short_reason(error);
   }
-  throw CommError(fmt::format("rank {} of {} cannot {} {}:{} ({}); {}", environment.rank, environment.size,
-                              is_server ? "open the meeting place" : "reach the meeting place", environment.address, environment.port,
-                              reason, is_server ? "choose another MASTER_PORT" : remedy(timeout)));
+  throw CommError(fmt::format(
+      "rank {} of {} cannot {} {}:{} ({}); {}", environment.rank, environment.size,
+      is_server ? "open the meeting place" : "reach the meeting place", environment.address,
+      environment.port, reason, is_server ? "choose another MASTER_PORT" : remedy(timeout)));
 }
 
-std::function<std::unique_ptr<Communicator>(std::int64_t rank)> make_thread_communicators(std::int64_t size, Milliseconds timeout) {
+std::function<std::unique_ptr<Communicator>(std::int64_t rank)> make_thread_communicators(
+    std::int64_t size, Milliseconds timeout) {
   const StorePtr store = c10::make_intrusive<c10d::HashStore>();
   return [store, size, timeout](std::int64_t rank) -> std::unique_ptr<Communicator> {
     if (size == 1) return make_single_communicator();
@@ -193,22 +215,23 @@ std::function<std::unique_ptr<Communicator>(std::int64_t rank)> make_thread_comm
   };
 }
 
-struct MeetingPlace::Store {
+struct RendezvousStore::Store {
   c10::intrusive_ptr<c10d::TCPStore> store;
 };
 
-MeetingPlace::MeetingPlace() : store_(std::make_unique<Store>()) {
+RendezvousStore::RendezvousStore() : store_(std::make_unique<Store>()) {
   try {
     const StorePtr store = open_store("127.0.0.1", 0, /*is_server=*/true, std::chrono::seconds(30));
     store_->store = c10::dynamic_intrusive_pointer_cast<c10d::TCPStore>(store);
   } catch (const std::exception& error) {
-    throw CommError(fmt::format("no port can be opened for ranks to meet ({})", short_reason(error)));
+    throw CommError(
+        fmt::format("no port can be opened for ranks to meet ({})", short_reason(error)));
   }
 }
 
-MeetingPlace::~MeetingPlace() = default;
+RendezvousStore::~RendezvousStore() = default;
 
-RankEnvironment MeetingPlace::environment(std::int64_t rank, std::int64_t size) const {
+RankEnvironment RendezvousStore::environment(std::int64_t rank, std::int64_t size) const {
   RankEnvironment result;
   result.is_given = true;
   result.rank = rank;

@@ -11,7 +11,8 @@ namespace headroom {
 namespace {
 
 constexpr std::int64_t kMostScratchBytes = std::int64_t{1} << 20;
-constexpr std::int64_t kSmallBytes = std::int64_t{1} << 17;  // below this, a message of its own costs more than two copies
+constexpr std::int64_t kSmallBytes =
+    std::int64_t{1} << 17;  // below this, a message of its own costs more than two copies
 constexpr std::int64_t kAlignment = 8;
 
 at::ScalarType wire_type(const at::Tensor& tensor, Wire wire) {
@@ -21,9 +22,11 @@ at::ScalarType wire_type(const at::Tensor& tensor, Wire wire) {
 
 bool is_empty(const at::Tensor& tensor) { return !tensor.defined() || tensor.numel() == 0; }
 
-// Same memory, one dimension. It does not own the memory: whoever exchanges it may let go of it late, on a thread of its own.
+// Same memory, one dimension. It does not own the memory: whoever exchanges it may let go of it
+// late, on a thread of its own.
 at::Tensor flat_view(const at::Tensor& dense, Wire wire) {
-  if (wire == Wire::kBytes) return at::from_blob(dense.data_ptr(), {static_cast<std::int64_t>(dense.nbytes())}, at::kByte);
+  if (wire == Wire::kBytes)
+    return at::from_blob(dense.data_ptr(), {static_cast<std::int64_t>(dense.nbytes())}, at::kByte);
   return at::from_blob(dense.data_ptr(), {dense.numel()}, dense.scalar_type());
 }
 
@@ -32,12 +35,15 @@ bool travels_alone(const at::Tensor& tensor, Wire wire) {
          (wire == Wire::kBytes || wire_type(tensor, wire) == tensor.scalar_type());
 }
 
-std::int64_t aligned(std::int64_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
+std::int64_t aligned(std::int64_t bytes) {
+  return (bytes + kAlignment - 1) / kAlignment * kAlignment;
+}
 
 // Pieces of one type, next to each other in the scratch memory until they are exchanged.
 class Bucket {
  public:
-  Bucket(at::Tensor scratch, const std::function<void(at::Tensor&)>& exchange) : scratch_(std::move(scratch)), exchange_(exchange) {}
+  Bucket(at::Tensor scratch, const std::function<void(at::Tensor&)>& exchange)
+      : scratch_(std::move(scratch)), exchange_(exchange) {}
 
   void add(const at::Tensor& flat, at::ScalarType type) {
     const auto element = static_cast<std::int64_t>(c10::elementSize(type));
@@ -66,7 +72,8 @@ class Bucket {
 
  private:
   at::Tensor elements(std::int64_t first, std::int64_t count) const {
-    char* start = static_cast<char*>(scratch_.data_ptr()) + first * static_cast<std::int64_t>(c10::elementSize(type_));
+    char* start = static_cast<char*>(scratch_.data_ptr()) +
+                  first * static_cast<std::int64_t>(c10::elementSize(type_));
     return at::from_blob(start, {count}, type_);
   }
 
@@ -84,14 +91,18 @@ std::int64_t packed_bytes(const std::vector<at::Tensor>& tensors, Wire wire) {
   for (const at::Tensor& tensor : tensors) {
     if (is_empty(tensor) || travels_alone(tensor, wire)) continue;
     const at::ScalarType type = wire_type(tensor, wire);
-    const std::int64_t count = wire == Wire::kBytes ? static_cast<std::int64_t>(tensor.nbytes()) : tensor.numel();
+    const std::int64_t count =
+        wire == Wire::kBytes ? static_cast<std::int64_t>(tensor.nbytes()) : tensor.numel();
     bytes += aligned(count * static_cast<std::int64_t>(c10::elementSize(type)));
   }
   return std::min(bytes, kMostScratchBytes);
 }
 
-std::int64_t exchange_scratch_bytes(const std::vector<at::Tensor>& tensors, std::int64_t num_ranks) {
-  return num_ranks == 1 ? 0 : std::max(packed_bytes(tensors, Wire::kNumbers), packed_bytes(tensors, Wire::kBytes));
+std::int64_t exchange_scratch_bytes(const std::vector<at::Tensor>& tensors,
+                                    std::int64_t num_ranks) {
+  return num_ranks == 1
+             ? 0
+             : std::max(packed_bytes(tensors, Wire::kNumbers), packed_bytes(tensors, Wire::kBytes));
 }
 
 void exchange_packed(const std::vector<at::Tensor>& tensors, Wire wire, at::Tensor scratch,
@@ -99,9 +110,11 @@ void exchange_packed(const std::vector<at::Tensor>& tensors, Wire wire, at::Tens
   const torch::NoGradGuard no_grad;
   const std::int64_t bytes = packed_bytes(tensors, wire);
   if (!scratch.defined()) scratch = at::empty({bytes}, at::kByte);
-  TORCH_INTERNAL_ASSERT(scratch.numel() >= bytes, "scratch memory of ", scratch.numel(), " bytes, ", bytes, " are needed");
+  TORCH_INTERNAL_ASSERT(scratch.numel() >= bytes, "scratch memory of ", scratch.numel(), " bytes, ",
+                        bytes, " are needed");
   Bucket bucket(scratch.narrow(0, 0, bytes), exchange);
-  std::vector<std::pair<at::Tensor, at::Tensor>> copies;  // of tensors whose memory has gaps: the tensor and its copy
+  std::vector<std::pair<at::Tensor, at::Tensor>>
+      copies;  // of tensors whose memory has gaps: the tensor and its copy
   for (const at::Tensor& tensor : tensors) {
     if (is_empty(tensor)) continue;
     at::Tensor dense = tensor;

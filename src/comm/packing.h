@@ -19,8 +19,9 @@ enum class Wire {
 /// Bytes of scratch memory that exchange_packed() needs: at most 1 MiB.
 std::int64_t packed_bytes(const std::vector<at::Tensor>& tensors, Wire wire);
 
-/// Calls `exchange` with flat, dense tensors that hold every element of `tensors` once, and takes over what it makes of them. Calls and
-/// their sizes depend on the tensors' sizes and types alone. `scratch` may be undefined; then it is allocated where it is needed.
+/// Calls `exchange` with flat, dense tensors that hold every element of `tensors` once, and takes
+/// over what it makes of them. Calls and their sizes depend on the tensors' sizes and types alone.
+/// `scratch` may be undefined; then it is allocated where it is needed.
 void exchange_packed(const std::vector<at::Tensor>& tensors, Wire wire, at::Tensor scratch,
                      const std::function<void(at::Tensor& flat)>& exchange);
 

@@ -25,13 +25,18 @@ std::optional<std::int64_t> number_of(const char* name, std::int64_t least, std:
   if (!text) return std::nullopt;
   std::int64_t value = 0;
   const auto [stop, error] = std::from_chars(text->data(), text->data() + text->size(), value);
-  if (error != std::errc() || stop != text->data() + text->size() || value < least || value > most) {
-    throw ConfigError(fmt::format("the environment variable {}='{}' must be a whole number from {} to {}", name, *text, least, most));
+  if (error != std::errc() || stop != text->data() + text->size() || value < least ||
+      value > most) {
+    throw ConfigError(
+        fmt::format("the environment variable {}='{}' must be a whole number from {} to {}", name,
+                    *text, least, most));
   }
   return value;
 }
 
-bool is_loopback(const std::string& address) { return address == "localhost" || address == "::1" || address.rfind("127.", 0) == 0; }
+bool is_loopback(const std::string& address) {
+  return address == "localhost" || address == "::1" || address.rfind("127.", 0) == 0;
+}
 
 }  // namespace
 
@@ -42,11 +47,13 @@ RankEnvironment RankEnvironment::read() {
   const auto size = number_of("WORLD_SIZE", 1, kMostRanks);
   if (!rank && !size) return environment;
   if (!rank || !size) {
-    throw ConfigError(fmt::format("the environment variable {} is set, but {} is not: {}", rank ? "RANK" : "WORLD_SIZE",
-                                  rank ? "WORLD_SIZE" : "RANK", kExample));
+    throw ConfigError(fmt::format("the environment variable {} is set, but {} is not: {}",
+                                  rank ? "RANK" : "WORLD_SIZE", rank ? "WORLD_SIZE" : "RANK",
+                                  kExample));
   }
   if (*rank >= *size)
-    throw ConfigError(fmt::format("the environment variables contradict each other: RANK={} of WORLD_SIZE={}", *rank, *size));
+    throw ConfigError(fmt::format(
+        "the environment variables contradict each other: RANK={} of WORLD_SIZE={}", *rank, *size));
   environment.is_given = true;
   environment.rank = *rank;
   environment.size = *size;
@@ -54,31 +61,35 @@ RankEnvironment RankEnvironment::read() {
   const auto address = text_of("MASTER_ADDR");
   const auto port = number_of("MASTER_PORT", 1, 65535);
   if (!address || !port) {
-    throw ConfigError(fmt::format("the environment says rank {} of {}, but {} is not set: {}", *rank, *size,
-                                  address ? "MASTER_PORT" : "MASTER_ADDR", kExample));
+    throw ConfigError(fmt::format("the environment says rank {} of {}, but {} is not set: {}",
+                                  *rank, *size, address ? "MASTER_PORT" : "MASTER_ADDR", kExample));
   }
   environment.address = *address;
   environment.port = *port;
-  environment.local_size = number_of("LOCAL_WORLD_SIZE", 1, *size).value_or(is_loopback(*address) ? *size : 1);
+  environment.local_size =
+      number_of("LOCAL_WORLD_SIZE", 1, *size).value_or(is_loopback(*address) ? *size : 1);
   const auto local_rank = number_of("LOCAL_RANK", 0, kMostRanks);
   if (local_rank && *local_rank >= environment.local_size && text_of("LOCAL_WORLD_SIZE")) {
-    throw ConfigError(fmt::format("the environment variables contradict each other: LOCAL_RANK={} of LOCAL_WORLD_SIZE={}", *local_rank,
-                                  environment.local_size));
+    throw ConfigError(fmt::format(
+        "the environment variables contradict each other: LOCAL_RANK={} of LOCAL_WORLD_SIZE={}",
+        *local_rank, environment.local_size));
   }
   environment.has_store = text_of("TORCHELASTIC_USE_AGENT_STORE") == "True";
   if (environment.has_store) {
-    environment.store_prefix = fmt::format("/worker/attempt_{}", text_of("TORCHELASTIC_RESTART_COUNT").value_or("0"));
+    environment.store_prefix =
+        fmt::format("/worker/attempt_{}", text_of("TORCHELASTIC_RESTART_COUNT").value_or("0"));
   }
   return environment;
 }
 
 std::vector<std::pair<std::string, std::string>> RankEnvironment::variables() const {
-  std::vector<std::pair<std::string, std::string>> result = {{"RANK", std::to_string(rank)},
-                                                             {"WORLD_SIZE", std::to_string(size)},
-                                                             {"LOCAL_RANK", std::to_string(rank)},
-                                                             {"LOCAL_WORLD_SIZE", std::to_string(local_size)},
-                                                             {"MASTER_ADDR", address},
-                                                             {"MASTER_PORT", std::to_string(port)}};
+  std::vector<std::pair<std::string, std::string>> result = {
+      {"RANK", std::to_string(rank)},
+      {"WORLD_SIZE", std::to_string(size)},
+      {"LOCAL_RANK", std::to_string(rank)},
+      {"LOCAL_WORLD_SIZE", std::to_string(local_size)},
+      {"MASTER_ADDR", address},
+      {"MASTER_PORT", std::to_string(port)}};
   if (has_store) result.emplace_back("TORCHELASTIC_USE_AGENT_STORE", "True");
   return result;
 }

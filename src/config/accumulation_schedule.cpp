@@ -16,17 +16,21 @@ void validate(const std::vector<AccumulationSchedule::Change>& changes) {
     throw ConfigError("an accumulation schedule needs at least one entry, e.g. 8 or 0:8,4:2");
   }
   if (changes.front().epoch != 0) {
-    throw ConfigError(fmt::format("an accumulation schedule starts at epoch 0, but the first entry is for epoch {}; put 0:{} in front",
-                                  changes.front().epoch, std::max<std::int64_t>(changes.front().steps, 1)));
+    throw ConfigError(
+        fmt::format("an accumulation schedule starts at epoch 0, but the first entry is for epoch "
+                    "{}; put 0:{} in front",
+                    changes.front().epoch, std::max<std::int64_t>(changes.front().steps, 1)));
   }
   for (std::size_t i = 0; i < changes.size(); ++i) {
     if (changes[i].steps < 1) {
-      throw ConfigError(fmt::format("{} accumulation steps from epoch {} on; at least 1 is needed (1 means no accumulation)",
-                                    changes[i].steps, changes[i].epoch));
+      throw ConfigError(fmt::format(
+          "{} accumulation steps from epoch {} on; at least 1 is needed (1 means no accumulation)",
+          changes[i].steps, changes[i].epoch));
     }
     if (i > 0 && changes[i].epoch <= changes[i - 1].epoch) {
-      throw ConfigError(fmt::format("the epochs of an accumulation schedule must increase, but {} comes after {}", changes[i].epoch,
-                                    changes[i - 1].epoch));
+      throw ConfigError(
+          fmt::format("the epochs of an accumulation schedule must increase, but {} comes after {}",
+                      changes[i].epoch, changes[i - 1].epoch));
     }
   }
 }
@@ -41,7 +45,8 @@ std::optional<std::int64_t> parse_number(std::string_view text) {
   text = trimmed(text);
   std::int64_t value = 0;
   const auto [end, status] = std::from_chars(text.data(), text.data() + text.size(), value);
-  if (text.empty() || status != std::errc() || end != text.data() + text.size()) return std::nullopt;
+  if (text.empty() || status != std::errc() || end != text.data() + text.size())
+    return std::nullopt;
   return value;
 }
 
@@ -60,7 +65,8 @@ std::vector<AccumulationSchedule::Change> parse_changes(std::string_view text) {
   for (std::size_t start = 0; start <= text.size();) {
     const std::size_t comma = std::min(text.find(',', start), text.size());
     const auto change = parse_change(text.substr(start, comma - start));
-    if (!change) throw ConfigError("expected a number such as 8, or epoch:steps pairs such as 0:8,4:2");
+    if (!change)
+      throw ConfigError("expected a number such as 8, or epoch:steps pairs such as 0:8,4:2");
     changes.push_back(*change);
     start = comma + 1;
   }
@@ -69,11 +75,19 @@ std::vector<AccumulationSchedule::Change> parse_changes(std::string_view text) {
 
 }  // namespace
 
-AccumulationSchedule::AccumulationSchedule(std::int64_t steps) : changes_{{0, steps}} { validate(changes_); }
+AccumulationSchedule::AccumulationSchedule(std::int64_t steps) : changes_{{0, steps}} {
+  validate(changes_);
+}
 
-AccumulationSchedule::AccumulationSchedule(std::initializer_list<Change> changes) : changes_(changes) { validate(changes_); }
+AccumulationSchedule::AccumulationSchedule(std::initializer_list<Change> changes)
+    : changes_(changes) {
+  validate(changes_);
+}
 
-AccumulationSchedule::AccumulationSchedule(std::vector<Change> changes) : changes_(std::move(changes)) { validate(changes_); }
+AccumulationSchedule::AccumulationSchedule(std::vector<Change> changes)
+    : changes_(std::move(changes)) {
+  validate(changes_);
+}
 
 AccumulationSchedule AccumulationSchedule::parse(std::string_view text) {
   try {
@@ -84,7 +98,9 @@ AccumulationSchedule AccumulationSchedule::parse(std::string_view text) {
 }
 
 std::int64_t AccumulationSchedule::steps_at(std::int64_t epoch) const {
-  if (epoch < 0) throw ConfigError(fmt::format("epoch {} of an accumulation schedule: epochs count from 0", epoch));
+  if (epoch < 0)
+    throw ConfigError(
+        fmt::format("epoch {} of an accumulation schedule: epochs count from 0", epoch));
   std::int64_t steps = changes_.front().steps;
   for (const Change& change : changes_) {
     if (change.epoch > epoch) break;
@@ -102,7 +118,8 @@ std::int64_t AccumulationSchedule::max_steps() const {
 std::string AccumulationSchedule::to_string() const {
   if (changes_.size() == 1) return std::to_string(changes_.front().steps);
   std::string text;
-  for (const Change& change : changes_) text += fmt::format("{}{}:{}", text.empty() ? "" : ",", change.epoch, change.steps);
+  for (const Change& change : changes_)
+    text += fmt::format("{}{}:{}", text.empty() ? "" : ",", change.epoch, change.steps);
   return text;
 }
 

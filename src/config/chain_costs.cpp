@@ -44,39 +44,56 @@ class ObjectReader {
  public:
   ObjectReader(const json& object, std::string where, std::initializer_list<const char*> known_keys)
       : object_(object), where_(std::move(where)) {
-    if (!object.is_object()) throw ConfigError(fmt::format("{} must be an object, not {}", where_, object.type_name()));
+    if (!object.is_object())
+      throw ConfigError(fmt::format("{} must be an object, not {}", where_, object.type_name()));
     for (const auto& item : object.items()) {
-      if (std::any_of(known_keys.begin(), known_keys.end(), [&](const char* key) { return item.key() == key; })) continue;
+      if (std::any_of(known_keys.begin(), known_keys.end(),
+                      [&](const char* key) { return item.key() == key; }))
+        continue;
       const std::string key = item.key().substr(0, 64);
-      const char* nearest = *std::min_element(known_keys.begin(), known_keys.end(),
-                                              [&](const char* a, const char* b) { return edit_distance(key, a) < edit_distance(key, b); });
-      throw ConfigError(fmt::format("{} has the unknown key '{}'; did you mean '{}'?", where_, key, nearest));
+      const char* nearest = *std::min_element(
+          known_keys.begin(), known_keys.end(), [&](const char* a, const char* b) {
+            return edit_distance(key, a) < edit_distance(key, b);
+          });
+      throw ConfigError(
+          fmt::format("{} has the unknown key '{}'; did you mean '{}'?", where_, key, nearest));
     }
   }
 
   std::int64_t integer(const char* key, std::int64_t max) const {
     const auto found = object_.find(key);
     if (found == object_.end()) return 0;
-    if (!found->is_number()) throw ConfigError(fmt::format("{}: {} must be a number, not {}", where_, key, found->type_name()));
+    if (!found->is_number())
+      throw ConfigError(
+          fmt::format("{}: {} must be a number, not {}", where_, key, found->type_name()));
     const double value = found->get<double>();
-    if (!(value >= 0)) throw ConfigError(fmt::format("{}: {} is {}, but must not be negative", where_, key, found->dump()));
+    if (!(value >= 0))
+      throw ConfigError(
+          fmt::format("{}: {} is {}, but must not be negative", where_, key, found->dump()));
     if (value > static_cast<double>(max))
-      throw ConfigError(fmt::format("{}: {} is {}, above the limit of {}", where_, key, found->dump(), max));
-    if (value != std::floor(value)) throw ConfigError(fmt::format("{}: {} is {}, but must be a whole number", where_, key, found->dump()));
+      throw ConfigError(
+          fmt::format("{}: {} is {}, above the limit of {}", where_, key, found->dump(), max));
+    if (value != std::floor(value))
+      throw ConfigError(
+          fmt::format("{}: {} is {}, but must be a whole number", where_, key, found->dump()));
     return static_cast<std::int64_t>(value);
   }
 
   double real(const char* key, double absent) const {
     const auto found = object_.find(key);
     if (found == object_.end()) return absent;
-    if (!found->is_number()) throw ConfigError(fmt::format("{}: {} must be a number, not {}", where_, key, found->type_name()));
+    if (!found->is_number())
+      throw ConfigError(
+          fmt::format("{}: {} must be a number, not {}", where_, key, found->type_name()));
     return found->get<double>();
   }
 
   std::string text(const char* key, std::string absent) const {
     const auto found = object_.find(key);
     if (found == object_.end()) return absent;
-    if (!found->is_string()) throw ConfigError(fmt::format("{}: {} must be a string, not {}", where_, key, found->type_name()));
+    if (!found->is_string())
+      throw ConfigError(
+          fmt::format("{}: {} must be a string, not {}", where_, key, found->type_name()));
     return found->get<std::string>();
   }
 
@@ -85,9 +102,12 @@ class ObjectReader {
   void each(const char* key, Read read) const {
     const auto found = object_.find(key);
     if (found == object_.end()) return;
-    if (!found->is_array()) throw ConfigError(fmt::format("{}: {} must be a list, not {}", where_, key, found->type_name()));
+    if (!found->is_array())
+      throw ConfigError(
+          fmt::format("{}: {} must be a list, not {}", where_, key, found->type_name()));
     std::size_t index = 0;
-    for (const json& element : *found) read(element, fmt::format("{}: {}[{}]", where_, key, index++));
+    for (const json& element : *found)
+      read(element, fmt::format("{}: {}[{}]", where_, key, index++));
   }
 
  private:
@@ -97,7 +117,8 @@ class ObjectReader {
 
 StageOption read_option(const json& value, const std::string& where) {
   const ObjectReader reader(value, where,
-                            {"kept_bytes", "forward_ns", "backward_ns", "forward_transient_bytes", "backward_transient_bytes"});
+                            {"kept_bytes", "forward_ns", "backward_ns", "forward_transient_bytes",
+                             "backward_transient_bytes"});
   StageOption option;
   option.kept_bytes = reader.integer("kept_bytes", kMaxChainBytes);
   option.forward_ns = reader.integer("forward_ns", kMaxChainNs);
@@ -109,7 +130,8 @@ StageOption read_option(const json& value, const std::string& where) {
 
 StageCosts read_stage(const json& value, const std::string& where, std::size_t number) {
   const ObjectReader reader(value, where,
-                            {"name", "output_bytes", "grad_bytes", "forward_ns", "forward_transient_bytes", "param_grad_bytes", "options"});
+                            {"name", "output_bytes", "grad_bytes", "forward_ns",
+                             "forward_transient_bytes", "param_grad_bytes", "options"});
   StageCosts stage;
   stage.name = reader.text("name", fmt::format("stage {}", number));
   stage.output_bytes = reader.integer("output_bytes", kMaxChainBytes);
@@ -117,12 +139,15 @@ StageCosts read_stage(const json& value, const std::string& where, std::size_t n
   stage.forward_ns = reader.integer("forward_ns", kMaxChainNs);
   stage.forward_transient_bytes = reader.integer("forward_transient_bytes", kMaxChainBytes);
   stage.param_grad_bytes = reader.integer("param_grad_bytes", kMaxChainBytes);
-  reader.each("options", [&](const json& option, const std::string& at) { stage.options.push_back(read_option(option, at)); });
+  reader.each("options", [&](const json& option, const std::string& at) {
+    stage.options.push_back(read_option(option, at));
+  });
   return stage;
 }
 
 BoundaryFormat read_format(const json& value, const std::string& where) {
-  const ObjectReader reader(value, where, {"name", "size_ratio", "encode_ns_per_byte", "decode_ns_per_byte"});
+  const ObjectReader reader(value, where,
+                            {"name", "size_ratio", "encode_ns_per_byte", "decode_ns_per_byte"});
   BoundaryFormat format;
   format.name = reader.text("name", "");
   format.size_ratio = reader.real("size_ratio", 0);
@@ -132,8 +157,10 @@ BoundaryFormat read_format(const json& value, const std::string& where) {
 }
 
 void check(const std::string& where, const char* name, std::int64_t value, std::int64_t max) {
-  if (value < 0) throw ConfigError(fmt::format("{}: {} is {}, but must not be negative", where, name, value));
-  if (value > max) throw ConfigError(fmt::format("{}: {} is {}, above the limit of {}", where, name, value, max));
+  if (value < 0)
+    throw ConfigError(fmt::format("{}: {} is {}, but must not be negative", where, name, value));
+  if (value > max)
+    throw ConfigError(fmt::format("{}: {} is {}, above the limit of {}", where, name, value, max));
 }
 
 void validate_stage(const StageCosts& stage, const std::string& where) {
@@ -142,7 +169,9 @@ void validate_stage(const StageCosts& stage, const std::string& where) {
   check(where, "forward_ns", stage.forward_ns, kMaxChainNs);
   check(where, "forward_transient_bytes", stage.forward_transient_bytes, kMaxChainBytes);
   check(where, "param_grad_bytes", stage.param_grad_bytes, kMaxChainBytes);
-  if (stage.options.empty()) throw ConfigError(fmt::format("{} has no options; give at least one way to keep what backward needs", where));
+  if (stage.options.empty())
+    throw ConfigError(
+        fmt::format("{} has no options; give at least one way to keep what backward needs", where));
   for (const StageOption& option : stage.options) {
     check(where, "kept_bytes", option.kept_bytes, kMaxChainBytes);
     check(where, "option forward_ns", option.forward_ns, kMaxChainNs);
@@ -156,28 +185,36 @@ void validate_formats(const ChainCosts& chain) {
   for (std::size_t i = 0; i < chain.boundary_formats.size(); ++i) {
     const BoundaryFormat& format = chain.boundary_formats[i];
     if (format.name.empty()) throw ConfigError(fmt::format("boundary_formats[{}] has no name", i));
-    if (format.name == "full") throw ConfigError("the boundary format 'full' is always there and cannot be defined");
+    if (format.name == "full")
+      throw ConfigError("the boundary format 'full' is always there and cannot be defined");
     for (std::size_t j = 0; j < i; ++j) {
       if (chain.boundary_formats[j].name == format.name)
         throw ConfigError(fmt::format("boundary format '{}' is defined twice", format.name));
     }
-    const std::pair<const char*, double> values[] = {{"size_ratio", format.size_ratio},
-                                                     {"encode_ns_per_byte", format.encode_ns_per_byte},
-                                                     {"decode_ns_per_byte", format.decode_ns_per_byte}};
+    const std::pair<const char*, double> values[] = {
+        {"size_ratio", format.size_ratio},
+        {"encode_ns_per_byte", format.encode_ns_per_byte},
+        {"decode_ns_per_byte", format.decode_ns_per_byte}};
     for (const auto& [name, value] : values) {
       if (!(value >= 0) || !std::isfinite(value)) {
-        throw ConfigError(fmt::format("boundary format '{}': {} is {}, but must be a number from 0 up", format.name, name, value));
+        throw ConfigError(
+            fmt::format("boundary format '{}': {} is {}, but must be a number from 0 up",
+                        format.name, name, value));
       }
     }
     for (const StageCosts& stage : chain.stages) {
       const auto bytes = static_cast<double>(stage.output_bytes);
       if (format.size_ratio * bytes > static_cast<double>(kMaxChainBytes)) {
-        throw ConfigError(fmt::format("boundary format '{}': size_ratio {} makes {} bytes of '{}' exceed the limit of {} bytes",
-                                      format.name, format.size_ratio, stage.output_bytes, stage.name, kMaxChainBytes));
+        throw ConfigError(fmt::format(
+            "boundary format '{}': size_ratio {} makes {} bytes of '{}' exceed the limit of {} "
+            "bytes",
+            format.name, format.size_ratio, stage.output_bytes, stage.name, kMaxChainBytes));
       }
-      if ((format.encode_ns_per_byte + format.decode_ns_per_byte) * bytes > static_cast<double>(kMaxChainNs)) {
-        throw ConfigError(fmt::format("boundary format '{}': {} bytes of '{}' take longer than the limit of {} ns", format.name,
-                                      stage.output_bytes, stage.name, kMaxChainNs));
+      if ((format.encode_ns_per_byte + format.decode_ns_per_byte) * bytes >
+          static_cast<double>(kMaxChainNs)) {
+        throw ConfigError(fmt::format(
+            "boundary format '{}': {} bytes of '{}' take longer than the limit of {} ns",
+            format.name, stage.output_bytes, stage.name, kMaxChainNs));
       }
     }
   }
@@ -192,36 +229,43 @@ void validate_total_bytes(const ChainCosts& chain) {
     total += static_cast<double>(most) + static_cast<double>(stage.param_grad_bytes);
   }
   if (total >= static_cast<double>(std::int64_t{1} << 61)) {
-    throw ConfigError(
-        fmt::format("the sizes of the {} stages add up to more than the planner can count (2^61 bytes)", chain.stages.size()));
+    throw ConfigError(fmt::format(
+        "the sizes of the {} stages add up to more than the planner can count (2^61 bytes)",
+        chain.stages.size()));
   }
 }
 
-/// A schedule runs no stage forward more often than the chain is long, so this bounds every time that the planner can meet.
+/// A schedule runs no stage forward more often than the chain is long, so this bounds every time
+/// that the planner can meet.
 void validate_total_time(const ChainCosts& chain) {
   const auto num_stages = static_cast<double>(chain.stages.size());
   double total = 0;
   for (const StageCosts& stage : chain.stages) {
     double slowest = 0;
     for (const StageOption& option : stage.options) {
-      slowest = std::max(slowest, static_cast<double>(option.forward_ns) + static_cast<double>(option.backward_ns));
+      slowest = std::max(slowest, static_cast<double>(option.forward_ns) +
+                                      static_cast<double>(option.backward_ns));
     }
     double convert = 0;
     for (const BoundaryFormat& format : chain.boundary_formats) {
-      convert = std::max(convert, (format.encode_ns_per_byte + 2 * format.decode_ns_per_byte) * static_cast<double>(stage.output_bytes));
+      convert = std::max(convert, (format.encode_ns_per_byte + 2 * format.decode_ns_per_byte) *
+                                      static_cast<double>(stage.output_bytes));
     }
     total += slowest + num_stages * (static_cast<double>(stage.forward_ns) + convert);
   }
   if (total >= static_cast<double>(kMaxTotalNs)) {
-    throw ConfigError(fmt::format("the times of the {} stages add up to more than the planner can count (2^61 ns); give them in ns",
-                                  chain.stages.size()));
+    throw ConfigError(
+        fmt::format("the times of the {} stages add up to more than the planner can count (2^61 "
+                    "ns); give them in ns",
+                    chain.stages.size()));
   }
 }
 
 }  // namespace
 
 std::int64_t BoundaryFormat::stored_bytes(std::int64_t full_bytes) const {
-  return static_cast<std::int64_t>(std::ceil(size_ratio * static_cast<double>(full_bytes) - kRoundingSlack));
+  return static_cast<std::int64_t>(
+      std::ceil(size_ratio * static_cast<double>(full_bytes) - kRoundingSlack));
 }
 
 std::int64_t BoundaryFormat::encode_ns(std::int64_t full_bytes) const {
@@ -235,7 +279,8 @@ std::int64_t BoundaryFormat::decode_ns(std::int64_t full_bytes) const {
 void validate(const ChainCosts& chain) {
   if (chain.stages.empty()) throw ConfigError("the chain has no stages; give at least one");
   if (chain.stages.size() > static_cast<std::size_t>(kMaxChainStages)) {
-    throw ConfigError(fmt::format("the chain has {} stages, above the limit of {}; join some", chain.stages.size(), kMaxChainStages));
+    throw ConfigError(fmt::format("the chain has {} stages, above the limit of {}; join some",
+                                  chain.stages.size(), kMaxChainStages));
   }
   for (std::size_t i = 0; i < chain.stages.size(); ++i) {
     validate_stage(chain.stages[i], fmt::format("stage {} ('{}')", i + 1, chain.stages[i].name));
@@ -259,8 +304,9 @@ ChainCosts parse_chain_text(std::string_view text, const std::string& source) {
     chain.stages.push_back(read_stage(stage, where, chain.stages.size() + 1));
   });
   chain.input_grad_bytes = reader.integer("input_grad_bytes", kMaxChainBytes);
-  reader.each("boundary_formats",
-              [&](const json& format, const std::string& where) { chain.boundary_formats.push_back(read_format(format, where)); });
+  reader.each("boundary_formats", [&](const json& format, const std::string& where) {
+    chain.boundary_formats.push_back(read_format(format, where));
+  });
   try {
     validate(chain);
   } catch (const ConfigError& error) {
@@ -272,7 +318,8 @@ ChainCosts parse_chain_text(std::string_view text, const std::string& source) {
 ChainCosts read_chain_file(const std::string& path) {
   std::error_code ignored;
   std::ifstream file(path, std::ios::binary);
-  if (!file || std::filesystem::is_directory(path, ignored)) throw DataError(fmt::format("cannot read the chain file '{}'", path));
+  if (!file || std::filesystem::is_directory(path, ignored))
+    throw DataError(fmt::format("cannot read the chain file '{}'", path));
   std::ostringstream text;
   text << file.rdbuf();
   return parse_chain_text(text.str(), path);

@@ -1,4 +1,4 @@
-#include <headroom/core/blas_kernels.h>
+#include "core/blas_kernels.h"
 
 #include <dlfcn.h>
 
@@ -8,11 +8,13 @@
 namespace headroom {
 namespace {
 
-// What this CPU can run, in OpenBLAS's words; empty where nothing better than its fallback is known.
+// What this CPU can run, in OpenBLAS's words; empty where nothing better than its fallback is
+// known.
 std::string best_core() {
 #if defined(__x86_64__)
-  if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
-      __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512cd")) {
+  if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+      __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&
+      __builtin_cpu_supports("avx512cd")) {
     return "SkylakeX";
   }
   if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) return "Haswell";
@@ -29,7 +31,8 @@ std::string choose() {
   const auto init = reinterpret_cast<Call>(dlsym(RTLD_DEFAULT, "gotoblas_dynamic_init"));
   const std::string best = best_core();
   const bool is_fallback = std::string(core_name()) == "Prescott";
-  if (is_fallback && !best.empty() && quit != nullptr && init != nullptr && std::getenv("OPENBLAS_CORETYPE") == nullptr) {
+  if (is_fallback && !best.empty() && quit != nullptr && init != nullptr &&
+      std::getenv("OPENBLAS_CORETYPE") == nullptr) {
     setenv("OPENBLAS_CORETYPE", best.c_str(), 1);
     quit();
     init();
@@ -38,7 +41,8 @@ std::string choose() {
   return core_name();
 }
 
-// While the program is loaded, because no other thread may be inside BLAS when its kernels are exchanged.
+// While the program is loaded, because no other thread may be inside BLAS when its kernels are
+// exchanged.
 const std::string kCore = choose();
 
 }  // namespace

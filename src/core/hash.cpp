@@ -1,4 +1,4 @@
-#include <headroom/core/hash.h>
+#include "core/hash.h"
 
 #include <fmt/format.h>
 #include <openssl/evp.h>
@@ -13,14 +13,17 @@ struct Sha256::State {
 };
 
 Sha256::Sha256() : state_(std::make_unique<State>()) {
-  if (state_->context == nullptr || EVP_DigestInit_ex(state_->context, EVP_sha256(), nullptr) != 1) {
+  if (state_->context == nullptr ||
+      EVP_DigestInit_ex(state_->context, EVP_sha256(), nullptr) != 1) {
     throw std::runtime_error("SHA-256 is not available in this OpenSSL");
   }
 }
 
 Sha256::~Sha256() = default;
 
-void Sha256::update(const void* data, std::size_t num_bytes) { EVP_DigestUpdate(state_->context, data, num_bytes); }
+void Sha256::update(const void* data, std::size_t num_bytes) {
+  EVP_DigestUpdate(state_->context, data, num_bytes);
+}
 
 std::string Sha256::hex_digest() {
   unsigned char digest[EVP_MAX_MD_SIZE];

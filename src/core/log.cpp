@@ -11,7 +11,8 @@ namespace {
 
 spdlog::logger& logger() {
   static const std::shared_ptr<spdlog::logger> instance = [] {
-    auto created = std::make_shared<spdlog::logger>("headroom", std::make_shared<spdlog::sinks::stderr_color_sink_mt>());
+    auto created = std::make_shared<spdlog::logger>(
+        "headroom", std::make_shared<spdlog::sinks::stderr_color_sink_mt>());
     created->set_pattern("%^%v%$");
     return created;
   }();
@@ -34,6 +35,8 @@ void log_warning_once(const std::string& key, const std::string& message) {
   log_warning(message);
 }
 
-void set_log_quiet(bool quiet) { logger().set_level(quiet ? spdlog::level::warn : spdlog::level::info); }
+void set_log_quiet(bool quiet) {
+  logger().set_level(quiet ? spdlog::level::warn : spdlog::level::info);
+}
 
 }  // namespace headroom

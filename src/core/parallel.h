@@ -10,8 +10,9 @@
 
 namespace headroom {
 
-/// at::parallel_for whose start and end a thread sanitizer can see: it does not know how OpenMP's threads wait for each other, and would
-/// take every loop for a race. Calls body(begin, end) for parts of [begin, end) of at least `grain`.
+/// at::parallel_for whose start and end a thread sanitizer can see: it does not know how OpenMP's
+/// threads wait for each other, and would take every loop for a race. Calls body(begin, end) for
+/// parts of [begin, end) of at least `grain`.
 template <class Body>
 void parallel_for(std::int64_t begin, std::int64_t end, std::int64_t grain, const Body& body) {
 #ifdef __SANITIZE_THREAD__

@@ -20,7 +20,8 @@ void write_state(at::Generator generator, const at::Tensor& state) {
 }
 
 at::Generator cuda_generator(std::size_t device) {
-  return at::globalContext().defaultGenerator(c10::Device(c10::kCUDA, static_cast<c10::DeviceIndex>(device)));
+  return at::globalContext().defaultGenerator(
+      c10::Device(c10::kCUDA, static_cast<c10::DeviceIndex>(device)));
 }
 
 }  // namespace
@@ -37,11 +38,13 @@ RandomState RandomState::capture() {
   {
     const std::lock_guard<std::mutex> lock(generator.mutex());
     auto* impl = at::check_generator<at::CPUGeneratorImpl>(generator);
-    state.cpu_ = std::make_shared<Cpu>(Cpu{impl->engine(), impl->next_float_normal_sample(), impl->next_double_normal_sample()});
+    state.cpu_ = std::make_shared<Cpu>(
+        Cpu{impl->engine(), impl->next_float_normal_sample(), impl->next_double_normal_sample()});
   }
   if (at::hasCUDA()) {
     const std::size_t num_devices = at::detail::getCUDAHooks().getNumGPUs();
-    for (std::size_t device = 0; device < num_devices; ++device) state.cuda_.push_back(read_state(cuda_generator(device)));
+    for (std::size_t device = 0; device < num_devices; ++device)
+      state.cuda_.push_back(read_state(cuda_generator(device)));
   }
   return state;
 }
@@ -55,12 +58,15 @@ void RandomState::restore() const {
     impl->set_next_float_normal_sample(cpu_->next_float);
     impl->set_next_double_normal_sample(cpu_->next_double);
   }
-  for (std::size_t device = 0; device < cuda_.size(); ++device) write_state(cuda_generator(device), cuda_[device]);
+  for (std::size_t device = 0; device < cuda_.size(); ++device)
+    write_state(cuda_generator(device), cuda_[device]);
 }
 
 at::Tensor cpu_random_state() { return read_state(at::detail::getDefaultCPUGenerator()); }
 
-void set_cpu_random_state(const at::Tensor& state) { write_state(at::detail::getDefaultCPUGenerator(), state); }
+void set_cpu_random_state(const at::Tensor& state) {
+  write_state(at::detail::getDefaultCPUGenerator(), state);
+}
 
 void seed_everything(std::uint64_t seed) { at::manual_seed(seed); }
 

@@ -1,8 +1,8 @@
 #include <headroom/core/runtime.h>
 
-#include <headroom/core/blas_kernels.h>
 #include <headroom/core/error.h>
 #include <headroom/core/version.h>
+#include "core/blas_kernels.h"
 
 #include <ATen/Context.h>
 #include <ATen/Parallel.h>
@@ -41,18 +41,22 @@ struct Blas {
   bool is_openmp = false;
 };
 
-// Asked by symbol, because which library answers is decided when the process is loaded, not when it is linked.
+// Asked by symbol, because which library answers is decided when the process is loaded, not when it
+// is linked.
 Blas loaded_blas() {
   using GetParallel = int (*)();
   using GetConfig = const char* (*)();
-  const auto get_parallel = reinterpret_cast<GetParallel>(dlsym(RTLD_DEFAULT, "openblas_get_parallel"));
+  const auto get_parallel =
+      reinterpret_cast<GetParallel>(dlsym(RTLD_DEFAULT, "openblas_get_parallel"));
   const auto get_config = reinterpret_cast<GetConfig>(dlsym(RTLD_DEFAULT, "openblas_get_config"));
   if (get_parallel == nullptr || get_config == nullptr) return {};
   const char* const flavours[] = {"sequential", "pthreads", "OpenMP"};
   const int flavour = get_parallel();
   const std::string config = get_config();
   const std::string version = config.substr(0, config.find(' ', config.find(' ') + 1));
-  return {fmt::format("{} ({}, {})", version, flavour >= 0 && flavour <= 2 ? flavours[flavour] : "?", blas_core()), flavour == 2};
+  return {fmt::format("{} ({}, {})", version,
+                      flavour >= 0 && flavour <= 2 ? flavours[flavour] : "?", blas_core()),
+          flavour == 2};
 }
 
 std::string cpu_features() {
@@ -72,7 +76,8 @@ std::string cpu_features() {
 }
 
 #if defined(__x86_64__)
-// Linux saves the tiles of a process only after it has asked for that; without it the first tile instruction ends the program.
+// Linux saves the tiles of a process only after it has asked for that; without it the first tile
+// instruction ends the program.
 bool may_use_tiles() {
   constexpr long kRequestPermission = 0x1023;  // ARCH_REQ_XCOMP_PERM
   constexpr long kTileData = 18;               // XFEATURE_XTILE_DATA
@@ -81,7 +86,8 @@ bool may_use_tiles() {
 
 HalfInstructions ask_processor() {
   HalfInstructions half;
-  if (!__builtin_cpu_supports("avx512f")) return half;  // the CPU has it, and the system saves its registers
+  if (!__builtin_cpu_supports("avx512f"))
+    return half;  // the CPU has it, and the system saves its registers
   half.avx512_bf16 = __builtin_cpu_supports("avx512bf16");
   unsigned eax = 0, ebx = 0, ecx = 0, edx = 0;
   if (__get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx) == 0) return half;
@@ -96,7 +102,9 @@ HalfInstructions ask_processor() { return {}; }
 }  // namespace
 
 void configure_threads(int requested, int num_processes) {
-  if (requested < 0) throw ConfigError(fmt::format("--num_threads {} is negative; give 1 or more, or 0 for all cores", requested));
+  if (requested < 0)
+    throw ConfigError(
+        fmt::format("--num_threads {} is negative; give 1 or more, or 0 for all cores", requested));
   int threads = requested;
   if (threads == 0) threads = threads_from_environment();
   if (threads <= 0) threads = std::max(1, cores_of_this_process() / std::max(1, num_processes));
@@ -115,12 +123,15 @@ RuntimeInfo runtime_info() {
   info.cpu_features = cpu_features();
   info.has_cuda = at::hasCUDA();
   if (!info.blas_is_openmp) {
-    info.warnings.push_back(fmt::format(
-        "the BLAS in use is {}, not OpenBLAS with OpenMP: a step can be 2-3x slower; install libopenblas0-openmp and rebuild", info.blas));
+    info.warnings.push_back(
+        fmt::format("the BLAS in use is {}, not OpenBLAS with OpenMP: a step can be 2-3x slower; "
+                    "install libopenblas0-openmp and rebuild",
+                    info.blas));
   }
   if (info.num_threads > info.num_cores) {
     info.warnings.push_back(
-        fmt::format("{} threads on {} cores: threads will wait for each other; set OMP_NUM_THREADS or --num_threads to {}",
+        fmt::format("{} threads on {} cores: threads will wait for each other; set OMP_NUM_THREADS "
+                    "or --num_threads to {}",
                     info.num_threads, info.num_cores, info.num_cores));
   }
   return info;

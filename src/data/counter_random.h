@@ -1,6 +1,7 @@
 #pragma once
 
-// Random numbers by counter: they depend on what they are drawn for alone, so that samples come out the same in any order.
+// Random numbers by counter: they depend on what they are drawn for alone, so that samples come out
+// the same in any order.
 
 #include <cstdint>
 
@@ -14,7 +15,8 @@ inline std::uint64_t mix(std::uint64_t x) {
 }
 
 inline std::uint64_t draw(std::uint64_t seed, std::int64_t index, std::int64_t position) {
-  return mix(mix(seed ^ mix(static_cast<std::uint64_t>(index))) + static_cast<std::uint64_t>(position));
+  return mix(mix(seed ^ mix(static_cast<std::uint64_t>(index))) +
+             static_cast<std::uint64_t>(position));
 }
 
 }  // namespace headroom

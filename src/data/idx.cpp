@@ -20,7 +20,8 @@ struct IdxFile {
   std::vector<std::uint8_t> bytes;  // what follows the header
 };
 
-[[noreturn]] void fail(const std::string& path, std::int64_t offset, const std::string& expectation) {
+[[noreturn]] void fail(const std::string& path, std::int64_t offset,
+                       const std::string& expectation) {
   throw DataError(fmt::format("{}: at byte {}: {}", path, offset, expectation));
 }
 
@@ -34,7 +35,9 @@ class GzReader {
   GzReader(const GzReader&) = delete;
   GzReader& operator=(const GzReader&) = delete;
 
-  void read_exactly(void* to, std::int64_t num_bytes, const char* what) { read_exactly(to, num_bytes, num_bytes, what); }
+  void read_exactly(void* to, std::int64_t num_bytes, const char* what) {
+    read_exactly(to, num_bytes, num_bytes, what);
+  }
 
   // The first `num_bytes` of `needed_bytes`.
   void read_exactly(void* to, std::int64_t num_bytes, std::int64_t needed_bytes, const char* what) {
@@ -43,8 +46,12 @@ class GzReader {
     while (done < num_bytes) {
       const auto piece = static_cast<unsigned>(std::min<std::int64_t>(num_bytes - done, 1 << 24));
       const int got = gzread(file_, out + done, piece);
-      if (got < 0) fail(path_, offset_ + done, fmt::format("the compressed data is corrupt while reading {}", what));
-      if (got == 0) fail(path_, offset_ + done, fmt::format("the file ends, but {} need {} more bytes", what, needed_bytes - done));
+      if (got < 0)
+        fail(path_, offset_ + done,
+             fmt::format("the compressed data is corrupt while reading {}", what));
+      if (got == 0)
+        fail(path_, offset_ + done,
+             fmt::format("the file ends, but {} need {} more bytes", what, needed_bytes - done));
       done += got;
     }
     offset_ += num_bytes;
@@ -64,7 +71,8 @@ class GzReader {
 };
 
 std::int64_t big_endian(const std::uint8_t* bytes) {
-  return (std::int64_t{bytes[0]} << 24) | (std::int64_t{bytes[1]} << 16) | (std::int64_t{bytes[2]} << 8) | std::int64_t{bytes[3]};
+  return (std::int64_t{bytes[0]} << 24) | (std::int64_t{bytes[1]} << 16) |
+         (std::int64_t{bytes[2]} << 8) | std::int64_t{bytes[3]};
 }
 
 IdxFile read_idx(const std::string& path, int num_dimensions) {
@@ -77,8 +85,9 @@ IdxFile read_idx(const std::string& path, int num_dimensions) {
   reader.read_exactly(magic.data(), 4, "the magic number");
   if (magic[0] != 0 || magic[1] != 0 || magic[2] != kUnsignedByte || magic[3] != num_dimensions) {
     fail(path, 0,
-         fmt::format("expected the magic number 0000080{} of an IDX file of bytes, found {:02x}{:02x}{:02x}{:02x}", num_dimensions,
-                     magic[0], magic[1], magic[2], magic[3]));
+         fmt::format("expected the magic number 0000080{} of an IDX file of bytes, found "
+                     "{:02x}{:02x}{:02x}{:02x}",
+                     num_dimensions, magic[0], magic[1], magic[2], magic[3]));
   }
   std::int64_t num_bytes = 1;
   for (int i = 0; i < num_dimensions; ++i) {
@@ -86,10 +95,12 @@ IdxFile read_idx(const std::string& path, int num_dimensions) {
     reader.read_exactly(size.data(), 4, "the sizes");
     file.shape.push_back(big_endian(size.data()));
     if (file.shape.back() == 0) fail(path, 4 + 4 * i, "a size is 0: the file holds no data");
-    if (file.shape.back() > kMostBytes / num_bytes) fail(path, 4 + 4 * i, "the sizes announce more than 64 GiB");
+    if (file.shape.back() > kMostBytes / num_bytes)
+      fail(path, 4 + 4 * i, "the sizes announce more than 64 GiB");
     num_bytes *= file.shape.back();
   }
-  // Piece by piece: a corrupt header may announce more than there is memory, and the file itself says so first.
+  // Piece by piece: a corrupt header may announce more than there is memory, and the file itself
+  // says so first.
   constexpr std::int64_t kPiece = 1 << 26;
   file.bytes.reserve(static_cast<std::size_t>(std::min(num_bytes, kPiece)));
   for (std::int64_t done = 0; done < num_bytes;) {
@@ -114,18 +125,21 @@ std::string find_file(const std::string& folder, const std::string& name) {
 
 class IdxImages final : public Dataset {
  public:
-  IdxImages(IdxFile images, IdxFile labels, std::int64_t num_classes) : images_(std::move(images)), labels_(std::move(labels)) {
+  IdxImages(IdxFile images, IdxFile labels, std::int64_t num_classes)
+      : images_(std::move(images)), labels_(std::move(labels)) {
     if (images_.shape[0] != labels_.shape[0]) {
-      throw DataError(
-          fmt::format("{} holds {} images, but {} holds {} labels", images_.path, images_.shape[0], labels_.path, labels_.shape[0]));
+      throw DataError(fmt::format("{} holds {} images, but {} holds {} labels", images_.path,
+                                  images_.shape[0], labels_.path, labels_.shape[0]));
     }
-    const auto wrong = std::find_if(labels_.bytes.begin(), labels_.bytes.end(), [&](std::uint8_t label) { return label >= num_classes; });
+    const auto wrong = std::find_if(labels_.bytes.begin(), labels_.bytes.end(),
+                                    [&](std::uint8_t label) { return label >= num_classes; });
     if (wrong != labels_.bytes.end()) {
       constexpr std::int64_t kHeaderBytes = 8;
       fail(labels_.path, kHeaderBytes + (wrong - labels_.bytes.begin()),
            fmt::format("found the label {}, but the classes are 0 to {}", *wrong, num_classes - 1));
     }
-    for (std::size_t value = 0; value < scaled_.size(); ++value) scaled_[value] = static_cast<float>(value) / 255.0f;
+    for (std::size_t value = 0; value < scaled_.size(); ++value)
+      scaled_[value] = static_cast<float>(value) / 255.0f;
   }
 
   std::int64_t size() const override { return images_.shape[0]; }
@@ -153,7 +167,8 @@ class IdxImages final : public Dataset {
 
 }  // namespace
 
-std::unique_ptr<Dataset> open_idx_images(const std::string& folder, bool train, std::int64_t num_classes) {
+std::unique_ptr<Dataset> open_idx_images(const std::string& folder, bool train,
+                                         std::int64_t num_classes) {
   const std::string prefix = train ? "train" : "t10k";
   IdxFile images = read_idx(find_file(folder, prefix + "-images-idx3-ubyte"), 3);
   IdxFile labels = read_idx(find_file(folder, prefix + "-labels-idx1-ubyte"), 1);

@@ -20,7 +20,9 @@ std::string helper_path() {
   const auto self = std::filesystem::read_symlink("/proc/self/exe", error);
   const auto path = self.parent_path() / "headroom_sentencepiece";
   if (error || access(path.c_str(), X_OK) != 0) {
-    throw ConfigError(fmt::format("{} is missing: install libsentencepiece-dev and build again, or train by bytes", path.string()));
+    throw ConfigError(fmt::format(
+        "{} is missing: install libsentencepiece-dev and build again, or train by bytes",
+        path.string()));
   }
   return path.string();
 }
@@ -30,10 +32,13 @@ int open_input(std::string_view input) {
   const int file = memfd_create("headroom-text", MFD_CLOEXEC);
   for (std::size_t done = 0; file >= 0 && done < input.size();) {
     const ssize_t count = write(file, input.data() + done, input.size() - done);
-    if (count <= 0) throw DataError(fmt::format("the text of {} bytes does not fit into memory: {}", input.size(), std::strerror(errno)));
+    if (count <= 0)
+      throw DataError(fmt::format("the text of {} bytes does not fit into memory: {}", input.size(),
+                                  std::strerror(errno)));
     done += static_cast<std::size_t>(count);
   }
-  if (file < 0 || lseek(file, 0, SEEK_SET) != 0) throw DataError(fmt::format("no memory for the text: {}", std::strerror(errno)));
+  if (file < 0 || lseek(file, 0, SEEK_SET) != 0)
+    throw DataError(fmt::format("no memory for the text: {}", std::strerror(errno)));
   return file;
 }
 
@@ -41,7 +46,8 @@ std::string run_helper(const std::string& model, const char* task, std::string_v
   const std::string helper = helper_path();
   const int in = open_input(input);
   int out[2];
-  if (pipe(out) != 0) throw DataError(fmt::format("cannot start {}: {}", helper, std::strerror(errno)));
+  if (pipe(out) != 0)
+    throw DataError(fmt::format("cannot start {}: {}", helper, std::strerror(errno)));
   const pid_t child = fork();
   if (child == 0) {
     dup2(in, 0);
@@ -55,18 +61,23 @@ std::string run_helper(const std::string& model, const char* task, std::string_v
   close(out[1]);
   std::string output;
   char buffer[65536];
-  for (ssize_t count = 0; (count = read(out[0], buffer, sizeof(buffer))) > 0;) output.append(buffer, static_cast<std::size_t>(count));
+  for (ssize_t count = 0; (count = read(out[0], buffer, sizeof(buffer))) > 0;)
+    output.append(buffer, static_cast<std::size_t>(count));
   close(out[0]);
   int status = 0;
-  if (child < 0 || waitpid(child, &status, 0) != child || !WIFEXITED(status) || WEXITSTATUS(status) != 0) {
-    throw DataError(fmt::format("{}: SentencePiece cannot {}: {}", model, task, output.empty() ? "it ended without a reason" : output));
+  if (child < 0 || waitpid(child, &status, 0) != child || !WIFEXITED(status) ||
+      WEXITSTATUS(status) != 0) {
+    throw DataError(fmt::format("{}: SentencePiece cannot {}: {}", model, task,
+                                output.empty() ? "it ended without a reason" : output));
   }
   return output;
 }
 
 class SentencePiece final : public Tokenizer {
  public:
-  explicit SentencePiece(std::string path) : path_(std::move(path)), vocabulary_(std::atoll(run_helper(path_, "vocabulary", {}).c_str())) {}
+  explicit SentencePiece(std::string path)
+      : path_(std::move(path)),
+        vocabulary_(std::atoll(run_helper(path_, "vocabulary", {}).c_str())) {}
 
   std::vector<std::int64_t> encode(std::string_view text) const override {
     const std::string bytes = run_helper(path_, "encode", text);
@@ -77,7 +88,9 @@ class SentencePiece final : public Tokenizer {
 
   std::string decode(const std::vector<std::int64_t>& tokens) const override {
     const std::vector<std::int32_t> narrow(tokens.begin(), tokens.end());
-    return run_helper(path_, "decode", {reinterpret_cast<const char*>(narrow.data()), narrow.size() * sizeof(std::int32_t)});
+    return run_helper(
+        path_, "decode",
+        {reinterpret_cast<const char*>(narrow.data()), narrow.size() * sizeof(std::int32_t)});
   }
 
   std::int64_t vocabulary() const override { return vocabulary_; }
@@ -89,6 +102,8 @@ class SentencePiece final : public Tokenizer {
 
 }  // namespace
 
-std::unique_ptr<Tokenizer> open_sentencepiece(const std::string& model_path) { return std::make_unique<SentencePiece>(model_path); }
+std::unique_ptr<Tokenizer> open_sentencepiece(const std::string& model_path) {
+  return std::make_unique<SentencePiece>(model_path);
+}
 
 }  // namespace headroom

@@ -23,13 +23,15 @@ at::Tensor make_tokens(std::size_t num_samples, std::int64_t length) {
 // Inputs, and targets one place further on.
 class NextTokens final : public Dataset {
  public:
-  NextTokens(std::unique_ptr<const TokenRows> rows, std::int64_t length) : rows_(std::move(rows)), length_(length) {}
+  NextTokens(std::unique_ptr<const TokenRows> rows, std::int64_t length)
+      : rows_(std::move(rows)), length_(length) {}
 
   std::int64_t size() const override { return rows_->size(); }
-  bool draws_anew() const override { return rows_->draws_anew(); }
+  bool resamples_each_epoch() const override { return rows_->resamples_each_epoch(); }
 
   MicroBatch load(c10::ArrayRef<std::int64_t> indices) const override {
-    const at::Tensor inputs = make_tokens(indices.size(), length_), targets = make_tokens(indices.size(), length_);
+    const at::Tensor inputs = make_tokens(indices.size(), length_),
+                     targets = make_tokens(indices.size(), length_);
     std::vector<std::int64_t> row(static_cast<std::size_t>(length_ + 1));
     const std::size_t num_bytes = static_cast<std::size_t>(length_) * sizeof(std::int64_t);
     for (std::size_t i = 0; i < indices.size(); ++i) {
@@ -53,54 +55,59 @@ class NextTokens final : public Dataset {
 
 class MaskedTokens final : public Dataset {
  public:
-  MaskedTokens(std::unique_ptr<const TokenRows> rows, std::int64_t length, std::int64_t vocabulary, const Masking& masking)
+  MaskedTokens(std::unique_ptr<const TokenRows> rows, std::int64_t length, std::int64_t vocabulary,
+               const Masking& masking)
       : rows_(std::move(rows)), length_(length), vocabulary_(vocabulary), masking_(masking) {}
 
   std::int64_t size() const override { return rows_->size(); }
-  bool draws_anew() const override { return rows_->draws_anew(); }
+  bool resamples_each_epoch() const override { return rows_->resamples_each_epoch(); }
 
   MicroBatch load(c10::ArrayRef<std::int64_t> indices) const override {
-    const std::int64_t chosen = masking_.num_chosen;
+    const std::int64_t chosen = masking_.num_masked;
     const at::Tensor inputs = make_tokens(indices.size(), length_);
-    const at::Tensor targets = make_tokens(indices.size(), chosen), positions = make_tokens(indices.size(), chosen);
+    const at::Tensor targets = make_tokens(indices.size(), chosen),
+                     positions = make_tokens(indices.size(), chosen);
     std::vector<std::int64_t> order(static_cast<std::size_t>(length_));
     for (std::size_t i = 0; i < indices.size(); ++i) {
       const auto sample = static_cast<std::int64_t>(i);
       std::int64_t* tokens = inputs.data_ptr<std::int64_t>() + sample * length_;
       rows_->read(indices[i], length_, tokens);
-      mask(indices[i], tokens, targets.data_ptr<std::int64_t>() + sample * chosen, positions.data_ptr<std::int64_t>() + sample * chosen,
-           order);
+      mask(indices[i], tokens, targets.data_ptr<std::int64_t>() + sample * chosen,
+           positions.data_ptr<std::int64_t>() + sample * chosen, order);
     }
     const auto count = static_cast<std::int64_t>(indices.size());
     return {{inputs}, {targets, positions}, count, count * chosen};
   }
 
   std::int64_t count_items(c10::ArrayRef<std::int64_t> indices) const override {
-    return static_cast<std::int64_t>(indices.size()) * masking_.num_chosen;
+    return static_cast<std::int64_t>(indices.size()) * masking_.num_masked;
   }
 
  private:
-  // The first num_chosen places of a shuffle, then for each what becomes of its token. All draws of a sample are numbered.
-  void mask(std::int64_t index, std::int64_t* tokens, std::int64_t* targets, std::int64_t* positions,
-            std::vector<std::int64_t>& order) const {
+  // The first num_masked places of a shuffle, then for each what becomes of its token. All draws of
+  // a sample are numbered.
+  void mask(std::int64_t index, std::int64_t* tokens, std::int64_t* targets,
+            std::int64_t* positions, std::vector<std::int64_t>& order) const {
     std::int64_t number = 0;
     // Other numbers than those that made the tokens, should they be from the same seed.
     const std::uint64_t seed = ~masking_.seed;
     const auto next = [&](std::int64_t end) {
-      return static_cast<std::int64_t>(draw(seed, index, number++) % static_cast<std::uint64_t>(end));
+      return static_cast<std::int64_t>(draw(seed, index, number++) %
+                                       static_cast<std::uint64_t>(end));
     };
-    const auto chosen = static_cast<std::ptrdiff_t>(masking_.num_chosen);
+    const auto chosen = static_cast<std::ptrdiff_t>(masking_.num_masked);
     std::iota(order.begin(), order.end(), 0);
     for (std::ptrdiff_t k = 0; k < chosen; ++k)
-      std::swap(order[static_cast<std::size_t>(k)], order[static_cast<std::size_t>(k + next(length_ - k))]);
+      std::swap(order[static_cast<std::size_t>(k)],
+                order[static_cast<std::size_t>(k + next(length_ - k))]);
     std::sort(order.begin(), order.begin() + chosen);
     for (std::ptrdiff_t k = 0; k < chosen; ++k) {
       std::int64_t& token = tokens[order[static_cast<std::size_t>(k)]];
       positions[k] = order[static_cast<std::size_t>(k)];
       targets[k] = token;
-      const std::int64_t fate = next(10), random_token = next(vocabulary_);
-      if (fate < 8) token = masking_.mask_token;
-      if (fate == 8) token = random_token;
+      const std::int64_t action = next(10), random_token = next(vocabulary_);
+      if (action < 8) token = masking_.mask_token;
+      if (action == 8) token = random_token;
     }
   }
 
@@ -111,14 +118,17 @@ class MaskedTokens final : public Dataset {
 
 }  // namespace
 
-std::unique_ptr<Dataset> make_token_dataset(std::unique_ptr<const TokenRows> rows, std::int64_t length, std::int64_t vocabulary,
+std::unique_ptr<Dataset> make_token_dataset(std::unique_ptr<const TokenRows> rows,
+                                            std::int64_t length, std::int64_t vocabulary,
                                             const std::optional<Masking>& masking) {
   if (!masking) return std::make_unique<NextTokens>(std::move(rows), length);
-  if (masking->num_chosen < 1 || masking->num_chosen > length) {
-    throw ConfigError(fmt::format("{} tokens to be guessed of {}: give a number from 1 to {}", masking->num_chosen, length, length));
+  if (masking->num_masked < 1 || masking->num_masked > length) {
+    throw ConfigError(fmt::format("{} tokens to be guessed of {}: give a number from 1 to {}",
+                                  masking->num_masked, length, length));
   }
   if (masking->mask_token < 0 || masking->mask_token >= vocabulary) {
-    throw ConfigError(fmt::format("mask token {} is not below the vocabulary of {}", masking->mask_token, vocabulary));
+    throw ConfigError(fmt::format("mask token {} is not below the vocabulary of {}",
+                                  masking->mask_token, vocabulary));
   }
   return std::make_unique<MaskedTokens>(std::move(rows), length, vocabulary, *masking);
 }

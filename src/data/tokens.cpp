@@ -26,10 +26,13 @@ class MappedFile {
     struct stat status {};
     const bool is_file = fstat(file, &status) == 0 && S_ISREG(status.st_mode);
     size_ = is_file ? static_cast<std::int64_t>(status.st_size) : 0;
-    void* start = size_ > 0 ? mmap(nullptr, static_cast<std::size_t>(size_), PROT_READ, MAP_PRIVATE, file, 0) : MAP_FAILED;
+    void* start =
+        size_ > 0 ? mmap(nullptr, static_cast<std::size_t>(size_), PROT_READ, MAP_PRIVATE, file, 0)
+                  : MAP_FAILED;
     ::close(file);
     if (start == MAP_FAILED)
-      throw DataError(fmt::format("{}: {}", path_, is_file && size_ == 0 ? "the file is empty" : "cannot be mapped"));
+      throw DataError(fmt::format(
+          "{}: {}", path_, is_file && size_ == 0 ? "the file is empty" : "cannot be mapped"));
     start_ = static_cast<const unsigned char*>(start);
   }
   ~MappedFile() { munmap(const_cast<unsigned char*>(start_), static_cast<std::size_t>(size_)); }
@@ -49,7 +52,8 @@ class MappedFile {
 // Little-endian numbers of `width` bytes from `offset` on.
 class MappedTokens final : public TokenSource {
  public:
-  MappedTokens(std::unique_ptr<MappedFile> file, std::int64_t offset, std::int64_t width, std::int64_t count)
+  MappedTokens(std::unique_ptr<MappedFile> file, std::int64_t offset, std::int64_t width,
+               std::int64_t count)
       : file_(std::move(file)), offset_(offset), width_(width), count_(count) {}
 
   std::int64_t size() const override { return count_; }
@@ -58,7 +62,8 @@ class MappedTokens final : public TokenSource {
     const unsigned char* from = file_->data() + offset_ + begin * width_;
     for (std::int64_t i = 0; i < count; ++i) {
       std::int64_t token = 0;
-      for (std::int64_t byte = width_ - 1; byte >= 0; --byte) token = token << 8 | from[i * width_ + byte];
+      for (std::int64_t byte = width_ - 1; byte >= 0; --byte)
+        token = token << 8 | from[i * width_ + byte];
       out[i] = token;
     }
   }
@@ -86,11 +91,16 @@ class EncodedTokens final : public TokenSource {
 
 class PartOfTokens final : public TokenSource {
  public:
-  PartOfTokens(Tokens whole, std::int64_t begin, std::int64_t count) : whole_(std::move(whole)), begin_(begin), count_(count) {}
+  PartOfTokens(Tokens whole, std::int64_t begin, std::int64_t count)
+      : whole_(std::move(whole)), begin_(begin), count_(count) {}
 
   std::int64_t size() const override { return count_; }
-  std::string name() const override { return fmt::format("{} from token {}", whole_->name(), begin_); }
-  void read(std::int64_t begin, std::int64_t count, std::int64_t* out) const override { whole_->read(begin_ + begin, count, out); }
+  std::string name() const override {
+    return fmt::format("{} from token {}", whole_->name(), begin_);
+  }
+  void read(std::int64_t begin, std::int64_t count, std::int64_t* out) const override {
+    whole_->read(begin_ + begin, count, out);
+  }
 
  private:
   Tokens whole_;
@@ -117,19 +127,27 @@ class ByteTokenizer final : public Tokenizer {
 
 class Crops final : public TokenRows {
  public:
-  Crops(Tokens tokens, std::int64_t length, std::int64_t vocabulary, std::int64_t num_samples, bool in_order, std::uint64_t seed)
-      : tokens_(std::move(tokens)), length_(length), vocabulary_(vocabulary), num_samples_(num_samples), in_order_(in_order), seed_(seed) {}
+  Crops(Tokens tokens, std::int64_t length, std::int64_t vocabulary, std::int64_t num_samples,
+        bool in_order, std::uint64_t seed)
+      : tokens_(std::move(tokens)),
+        length_(length),
+        vocabulary_(vocabulary),
+        num_samples_(num_samples),
+        in_order_(in_order),
+        seed_(seed) {}
 
   std::int64_t size() const override { return num_samples_; }
-  bool draws_anew() const override { return !in_order_; }
+  bool resamples_each_epoch() const override { return !in_order_; }
 
   void read(std::int64_t index, std::int64_t count, std::int64_t* out) const override {
     const std::int64_t start = start_of(index);
     tokens_->read(start, count, out);
     for (std::int64_t i = 0; i < count; ++i) {
       if (out[i] < vocabulary_) continue;
-      throw DataError(fmt::format("{}: token {} at position {} is not below the model's vocabulary of {}; set vocab_size in --model_config",
-                                  tokens_->name(), out[i], start + i, vocabulary_));
+      throw DataError(
+          fmt::format("{}: token {} at position {} is not below the model's vocabulary of {}; set "
+                      "vocab_size in --model_config",
+                      tokens_->name(), out[i], start + i, vocabulary_));
     }
   }
 
@@ -137,7 +155,8 @@ class Crops final : public TokenRows {
   std::int64_t start_of(std::int64_t index) const {
     if (in_order_) return index * length_;
     const auto num_starts = static_cast<std::uint64_t>(tokens_->size() - length_);
-    return static_cast<std::int64_t>(mix(mix(seed_) ^ static_cast<std::uint64_t>(index)) % num_starts);
+    return static_cast<std::int64_t>(mix(mix(seed_) ^ static_cast<std::uint64_t>(index)) %
+                                     num_starts);
   }
 
   Tokens tokens_;
@@ -150,7 +169,8 @@ void check_length(const Tokens& tokens, std::int64_t length) {
   if (length < 1) throw ConfigError(fmt::format("samples of {} tokens: give at least 1", length));
   if (tokens->size() < length + 1) {
     throw DataError(
-        fmt::format("{}: {} tokens, but one sample needs {} ({} and one more); give more text or shorter samples in --model_config",
+        fmt::format("{}: {} tokens, but one sample needs {} ({} and one more); give more text or "
+                    "shorter samples in --model_config",
                     tokens->name(), tokens->size(), length + 1, length));
   }
 }
@@ -173,13 +193,16 @@ Tokens open_token_file(const std::string& path) {
   if (magic == kMagic16 || magic == kMagic32) {
     const std::int64_t width = magic == kMagic16 ? 2 : 4, count = header_word(*file, 2);
     if (count < 1 || kHeaderBytes + count * width != file->size()) {
-      throw DataError(fmt::format("{}: the header announces {} tokens ({} bytes with the header), but the file has {} bytes", path, count,
-                                  kHeaderBytes + count * width, file->size()));
+      throw DataError(
+          fmt::format("{}: the header announces {} tokens ({} bytes with the header), but the file "
+                      "has {} bytes",
+                      path, count, kHeaderBytes + count * width, file->size()));
     }
     return std::make_shared<MappedTokens>(std::move(file), kHeaderBytes, width, count);
   }
   if (file->size() % 2 != 0)
-    throw DataError(fmt::format("{}: {} bytes are not whole tokens of 2 bytes: is it truncated?", path, file->size()));
+    throw DataError(fmt::format("{}: {} bytes are not whole tokens of 2 bytes: is it truncated?",
+                                path, file->size()));
   const std::int64_t count = file->size() / 2;
   return std::make_shared<MappedTokens>(std::move(file), 0, 2, count);
 }
@@ -192,30 +215,37 @@ Tokens open_text_file(const std::string& path) {
 
 Tokens open_text_file(const std::string& path, const Tokenizer& tokenizer) {
   const MappedFile file(path);
-  const std::string_view text(reinterpret_cast<const char*>(file.data()), static_cast<std::size_t>(file.size()));
+  const std::string_view text(reinterpret_cast<const char*>(file.data()),
+                              static_cast<std::size_t>(file.size()));
   return std::make_shared<EncodedTokens>(path, tokenizer.encode(text));
 }
 
 Tokens part_of(Tokens tokens, std::int64_t begin, std::int64_t end) {
   if (begin < 0 || end < begin || end > tokens->size()) {
-    throw DataError(fmt::format("{}: tokens {} to {} of {} are not there", tokens->name(), begin, end, tokens->size()));
+    throw DataError(fmt::format("{}: tokens {} to {} of {} are not there", tokens->name(), begin,
+                                end, tokens->size()));
   }
   return std::make_shared<PartOfTokens>(std::move(tokens), begin, end - begin);
 }
 
-std::unique_ptr<Dataset> make_random_crops(Tokens tokens, std::int64_t length, std::int64_t vocabulary, std::int64_t num_samples,
-                                           std::uint64_t seed, const std::optional<Masking>& masking) {
+std::unique_ptr<Dataset> make_random_crops(Tokens tokens, std::int64_t length,
+                                           std::int64_t vocabulary, std::int64_t num_samples,
+                                           std::uint64_t seed,
+                                           const std::optional<Masking>& masking) {
   check_length(tokens, length);
-  return make_token_dataset(std::make_unique<Crops>(std::move(tokens), length, vocabulary, num_samples, false, seed), length, vocabulary,
-                            masking);
+  return make_token_dataset(
+      std::make_unique<Crops>(std::move(tokens), length, vocabulary, num_samples, false, seed),
+      length, vocabulary, masking);
 }
 
-std::unique_ptr<Dataset> make_crops_in_order(Tokens tokens, std::int64_t length, std::int64_t vocabulary,
+std::unique_ptr<Dataset> make_crops_in_order(Tokens tokens, std::int64_t length,
+                                             std::int64_t vocabulary,
                                              const std::optional<Masking>& masking) {
   check_length(tokens, length);
   const std::int64_t num_samples = (tokens->size() - 1) / length;
-  return make_token_dataset(std::make_unique<Crops>(std::move(tokens), length, vocabulary, num_samples, true, 0), length, vocabulary,
-                            masking);
+  return make_token_dataset(
+      std::make_unique<Crops>(std::move(tokens), length, vocabulary, num_samples, true, 0), length,
+      vocabulary, masking);
 }
 
 }  // namespace headroom

@@ -19,7 +19,9 @@
 namespace headroom {
 namespace {
 
-bool is_half(const at::Tensor& tensor) { return tensor.scalar_type() == at::kHalf || tensor.scalar_type() == at::kBFloat16; }
+bool is_half(const at::Tensor& tensor) {
+  return tensor.scalar_type() == at::kHalf || tensor.scalar_type() == at::kBFloat16;
+}
 
 void multiply(const std::vector<at::Tensor>& gradients, double factor) {
   if (factor == 1.0) return;
@@ -37,8 +39,9 @@ std::vector<at::Tensor> unique_parameters(const torch::optim::Optimizer& optimiz
   return parameters;
 }
 
-/// Differs when the parameter was changed. LibTorch's own optimizers write through .data(), past the version counter: so a few of its
-/// elements count too (on the CPU, where reading them is free).
+/// Differs when the parameter was changed. LibTorch's own optimizers write through .data(), past
+/// the version counter: so a few of its elements count too (on the CPU, where reading them is
+/// free).
 std::uint64_t fingerprint(const at::Tensor& parameter) {
   constexpr std::uint64_t kPrime = 1099511628211;  // as in FNV-1a
   std::uint64_t hash = parameter._version();
@@ -49,18 +52,21 @@ std::uint64_t fingerprint(const at::Tensor& parameter) {
   const std::int64_t stride = std::max<std::int64_t>(1, size / kNumSamples);
   const auto element_size = static_cast<std::int64_t>(parameter.element_size());
   for (std::int64_t element = 0; element < size; element += stride) {
-    for (std::int64_t i = 0; i < element_size; ++i) hash = (hash ^ bytes[element * element_size + i]) * kPrime;
+    for (std::int64_t i = 0; i < element_size; ++i)
+      hash = (hash ^ bytes[element * element_size + i]) * kPrime;
   }
   return hash;
 }
 
 bool is_batch_norm(const torch::nn::Module& module) {
-  return module.is_training() && (dynamic_cast<const torch::nn::BatchNorm1dImpl*>(&module) != nullptr ||
-                                  dynamic_cast<const torch::nn::BatchNorm2dImpl*>(&module) != nullptr ||
-                                  dynamic_cast<const torch::nn::BatchNorm3dImpl*>(&module) != nullptr);
+  return module.is_training() &&
+         (dynamic_cast<const torch::nn::BatchNorm1dImpl*>(&module) != nullptr ||
+          dynamic_cast<const torch::nn::BatchNorm2dImpl*>(&module) != nullptr ||
+          dynamic_cast<const torch::nn::BatchNorm3dImpl*>(&module) != nullptr);
 }
 
-std::optional<std::string> first_batch_norm(const torch::nn::Module& module, const std::string& prefix) {
+std::optional<std::string> first_batch_norm(const torch::nn::Module& module,
+                                            const std::string& prefix) {
   if (is_batch_norm(module)) return prefix.empty() ? module.name() : prefix;
   for (const auto& child : module.named_modules(prefix, /*include_self=*/false)) {
     if (is_batch_norm(*child.value())) return child.key();
@@ -70,30 +76,42 @@ std::optional<std::string> first_batch_norm(const torch::nn::Module& module, con
 
 }  // namespace
 
-GradientAccumulator::GradientAccumulator(torch::optim::Optimizer& optimizer, AccumulationSchedule steps, AccumulatorOptions options)
-    : optimizer_(optimizer), schedule_(std::move(steps)), options_(std::move(options)), steps_(schedule_.steps_at(0)) {
+GradientAccumulator::GradientAccumulator(torch::optim::Optimizer& optimizer,
+                                         AccumulationSchedule steps, AccumulatorOptions options)
+    : optimizer_(optimizer),
+      schedule_(std::move(steps)),
+      options_(std::move(options)),
+      steps_(schedule_.steps_at(0)) {
   clip_factor(0, options_.max_grad_norm);  // throws when it is not a number
 }
 
-GradientAccumulator::GradientAccumulator(torch::optim::Optimizer& optimizer, AccumulationSchedule steps, const torch::nn::Module& model,
+GradientAccumulator::GradientAccumulator(torch::optim::Optimizer& optimizer,
+                                         AccumulationSchedule steps, const torch::nn::Module& model,
                                          AccumulatorOptions options)
     : GradientAccumulator(optimizer, std::move(steps), std::move(options)) {
-  for (const auto& parameter : model.named_parameters()) names_.emplace(parameter.value().unsafeGetTensorImpl(), parameter.key());
+  for (const auto& parameter : model.named_parameters())
+    names_.emplace(parameter.value().unsafeGetTensorImpl(), parameter.key());
   if (schedule_.max_steps() > 1) warn_about_batch_norm(model);
 }
 
 bool GradientAccumulator::backward(const at::Tensor& loss, std::int64_t items) {
   check_usable();
   if (!loss.defined() || loss.numel() != 1) {
-    throw ConfigError(loss.defined()
-                          ? fmt::format("the loss must be one number, not {} of them; average or sum it over its items", loss.numel())
-                          : std::string("the loss is an undefined tensor"));
+    throw ConfigError(
+        loss.defined()
+            ? fmt::format(
+                  "the loss must be one number, not {} of them; average or sum it over its items",
+                  loss.numel())
+            : std::string("the loss is an undefined tensor"));
   }
   if (items < 0)
-    throw ConfigError(fmt::format("a micro-batch with {} items; give the number of samples or tokens that the loss covers", items));
+    throw ConfigError(fmt::format(
+        "a micro-batch with {} items; give the number of samples or tokens that the loss covers",
+        items));
   if (num_micro_batches_ == 0) open_window();
   failed_ = true;
-  if (items > 0) add(loss, items);  // the mean over no items is NaN: it must not reach the gradients
+  if (items > 0)
+    add(loss, items);  // the mean over no items is NaN: it must not reach the gradients
   failed_ = false;
   ++num_micro_batches_;
   return num_micro_batches_ >= steps_ && close_window();
@@ -114,14 +132,18 @@ void GradientAccumulator::start_epoch(std::int64_t epoch) {
   const std::int64_t steps = schedule_.steps_at(epoch);
   if (num_micro_batches_ > 0) {
     throw Error(ExitCode::kInternal,
-                fmt::format("epoch {} starts inside a window ({} of {} micro-batches); call flush() or discard() at the end of an epoch",
+                fmt::format("epoch {} starts inside a window ({} of {} micro-batches); call "
+                            "flush() or discard() at the end of an epoch",
                             epoch, num_micro_batches_, steps_));
   }
   steps_ = steps;
 }
 
 void GradientAccumulator::check_usable() const {
-  if (failed_) throw Error(ExitCode::kInternal, "an exception left this window of gradient accumulation half done; call discard() first");
+  if (failed_)
+    throw Error(
+        ExitCode::kInternal,
+        "an exception left this window of gradient accumulation half done; call discard() first");
 }
 
 void GradientAccumulator::open_window() {
@@ -134,10 +156,13 @@ void GradientAccumulator::open_window() {
 
 void GradientAccumulator::add(const at::Tensor& loss, std::int64_t items) {
   if (reference_items_ == 0) reference_items_ = static_cast<double>(items);
-  // Weights are relative to the first micro-batch: gradients keep the magnitude of a mean, and equal micro-batches weigh exactly 1.
-  const double loss_weight = options_.loss_reduction == LossReduction::kMean ? static_cast<double>(items) : 1.0;
+  // Weights are relative to the first micro-batch: gradients keep the magnitude of a mean, and
+  // equal micro-batches weigh exactly 1.
+  const double loss_weight =
+      options_.loss_reduction == LossReduction::kMean ? static_cast<double>(items) : 1.0;
   const double weight = loss_weight / reference_items_;
-  // The weight goes in as the seed of backward, unless the loss's precision would round it: then it is applied in fp32 afterwards.
+  // The weight goes in as the seed of backward, unless the loss's precision would round it: then it
+  // is applied in fp32 afterwards.
   const bool weigh_afterwards = is_half(loss);
   if (weigh_afterwards) {
     for (std::size_t i = 0; i < parameters_.size(); ++i) move_to_sum(i, 1.0);
@@ -150,33 +175,36 @@ void GradientAccumulator::add(const at::Tensor& loss, std::int64_t items) {
   check_parameters_unchanged();
   check_gradients_arrived();
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
-    if (weigh_afterwards || is_half(parameters_[i])) move_to_sum(i, weigh_afterwards ? weight : 1.0);
+    if (weigh_afterwards || is_half(parameters_[i]))
+      move_to_sum(i, weigh_afterwards ? weight : 1.0);
   }
 }
 
 void GradientAccumulator::check_parameters_unchanged() const {
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
     if (fingerprint(parameters_[i]) != fingerprints_[i]) {
-      throw Error(
-          ExitCode::kInternal,
-          fmt::format("{} was changed inside a window of gradient accumulation; only the accumulator may step the optimizer, and one that "
-                      "steps in backward cannot accumulate",
-                      parameter_name(i)));
+      throw Error(ExitCode::kInternal,
+                  fmt::format("{} was changed inside a window of gradient accumulation; only the "
+                              "accumulator may step the optimizer, and one that "
+                              "steps in backward cannot accumulate",
+                              parameter_name(i)));
     }
   }
 }
 
 void GradientAccumulator::check_gradients_arrived() {
   if (gradients_arrived_) return;
-  for (std::size_t i = 0; i < parameters_.size(); ++i) gradients_arrived_ = gradients_arrived_ || parameters_[i].grad().defined();
+  for (std::size_t i = 0; i < parameters_.size(); ++i)
+    gradients_arrived_ = gradients_arrived_ || parameters_[i].grad().defined();
   if (!gradients_arrived_) {
-    throw Error(
-        ExitCode::kInternal,
-        "no parameter of the optimizer received a gradient: it belongs to another model, or something frees gradients during backward");
+    throw Error(ExitCode::kInternal,
+                "no parameter of the optimizer received a gradient: it belongs to another model, "
+                "or something frees gradients during backward");
   }
 }
 
-/// Adds weight x .grad to the fp32 sum and frees .grad. The first gradient that is not in half precision becomes the sum itself.
+/// Adds weight x .grad to the fp32 sum and frees .grad. The first gradient that is not in half
+/// precision becomes the sum itself.
 void GradientAccumulator::move_to_sum(std::size_t index, double weight) {
   const at::Tensor gradient = parameters_[index].grad();
   if (!gradient.defined()) return;
@@ -196,8 +224,9 @@ std::vector<at::Tensor> GradientAccumulator::gather_gradients() {
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
     if (sums_[i].defined()) move_to_sum(i, 1.0);
     if (options_.reduce && !sums_[i].defined() && !parameters_[i].grad().defined()) {
-      sums_[i] = at::zeros_like(parameters_[i],
-                                parameters_[i].options().dtype(is_half(parameters_[i]) ? at::kFloat : parameters_[i].scalar_type()));
+      sums_[i] = at::zeros_like(
+          parameters_[i], parameters_[i].options().dtype(
+                              is_half(parameters_[i]) ? at::kFloat : parameters_[i].scalar_type()));
     }
     const at::Tensor gradient = sums_[i].defined() ? sums_[i] : parameters_[i].grad();
     if (gradient.defined()) gradients.push_back(gradient);
@@ -216,13 +245,15 @@ bool GradientAccumulator::close_window() {
     sum_scale = 1.0;
     options_.reduce(gradients, totals);
   }
-  last_window_ = {std::numeric_limits<double>::quiet_NaN(), 0.0, totals.items, num_micro_batches_, false};
+  last_window_ = {std::numeric_limits<double>::quiet_NaN(), 0.0, totals.items, num_micro_batches_,
+                  false};
   if (totals.items > 0) {
     const double mean_scale = sum_scale / static_cast<double>(totals.items);
     last_window_.loss = totals.loss_sum / static_cast<double>(totals.items);
     last_window_.grad_norm = global_norm(gradients) * mean_scale;
     if (std::isfinite(last_window_.grad_norm)) {
-      update(std::move(gradients), mean_scale * clip_factor(last_window_.grad_norm, options_.max_grad_norm));
+      update(std::move(gradients),
+             mean_scale * clip_factor(last_window_.grad_norm, options_.max_grad_norm));
     } else {
       skip(gradients);
     }
@@ -241,7 +272,8 @@ void GradientAccumulator::update(std::vector<at::Tensor> gradients, double facto
     sums_[i] = at::Tensor();
   }
   {
-    const torch::AutoGradMode grad_mode(true);  // as the optimizer would find it in a loop without an accumulator
+    const torch::AutoGradMode grad_mode(
+        true);  // as the optimizer would find it in a loop without an accumulator
     optimizer_.step();
   }
   ++num_updates_;
@@ -251,17 +283,18 @@ void GradientAccumulator::update(std::vector<at::Tensor> gradients, double facto
 void GradientAccumulator::skip(const std::vector<at::Tensor>& gradients) {
   std::vector<std::pair<std::string, at::Tensor>> named;
   for (std::size_t i = 0, next = 0; i < parameters_.size(); ++i) {
-    if (sums_[i].defined() || parameters_[i].grad().defined()) named.emplace_back(parameter_name(i), gradients[next++]);
+    if (sums_[i].defined() || parameters_[i].grad().defined())
+      named.emplace_back(parameter_name(i), gradients[next++]);
   }
   const std::string culprit = first_non_finite(named).value_or("all parameters together");
   if (options_.non_finite == NonFinitePolicy::kError) {
-    throw Error(ExitCode::kInternal,
-                fmt::format("the gradient of {} is not finite at update {}; lower the learning rate, or clip gradients", culprit,
-                            num_updates_ + num_skipped_updates_));
+    throw Error(ExitCode::kInternal, fmt::format("the gradient of {} is not finite at update {}; "
+                                                 "lower the learning rate, or clip gradients",
+                                                 culprit, num_updates_ + num_skipped_updates_));
   }
   ++num_skipped_updates_;
-  log_warning(
-      fmt::format("the gradient of {} is not finite: update skipped ({} so far, {} done)", culprit, num_skipped_updates_, num_updates_));
+  log_warning(fmt::format("the gradient of {} is not finite: update skipped ({} so far, {} done)",
+                          culprit, num_skipped_updates_, num_updates_));
 }
 
 void GradientAccumulator::drop_gradients() {
@@ -281,17 +314,19 @@ std::string GradientAccumulator::parameter_name(std::size_t index) const {
   const at::Tensor& parameter = parameters_[index];
   const auto found = names_.find(parameter.unsafeGetTensorImpl());
   if (found != names_.end()) return fmt::format("parameter '{}'", found->second);
-  return fmt::format("parameter {} of the optimizer (shape {})", index, fmt::join(parameter.sizes(), "x"));
+  return fmt::format("parameter {} of the optimizer (shape {})", index,
+                     fmt::join(parameter.sizes(), "x"));
 }
 
-std::optional<std::string> warn_about_batch_norm(const torch::nn::Module& module, const std::string& prefix) {
+std::optional<std::string> warn_about_batch_norm(const torch::nn::Module& module,
+                                                 const std::string& prefix) {
   std::optional<std::string> name = first_batch_norm(module, prefix);
   if (name) {
-    log_warning_once(
-        "accumulation.batch_norm",
-        fmt::format("'{}' is a BatchNorm: it normalises each micro-batch by its own statistics, so that accumulation does not equal the "
-                    "large batch here; GroupNorm or LayerNorm do not have this limit",
-                    *name));
+    log_warning_once("accumulation.batch_norm",
+                     fmt::format("'{}' is a BatchNorm: it normalises each micro-batch by its own "
+                                 "statistics, so that accumulation does not equal the "
+                                 "large batch here; GroupNorm or LayerNorm do not have this limit",
+                                 *name));
   }
   return name;
 }

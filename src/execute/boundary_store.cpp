@@ -1,7 +1,7 @@
 #include "execute/boundary_store.h"
 
-#include <headroom/execute/boundary_format.h>
-#include <headroom/ops/convert.h>
+#include "execute/boundary_format.h"
+#include "ops/convert.h"
 
 #include <torch/types.h>
 
@@ -17,7 +17,8 @@ namespace autograd = torch::autograd;
 using Clock = std::chrono::steady_clock;
 
 const void* storage_of(const at::Tensor& tensor) {
-  return tensor.defined() && tensor.has_storage() ? tensor.storage().unsafeGetStorageImpl() : nullptr;
+  return tensor.defined() && tensor.has_storage() ? tensor.storage().unsafeGetStorageImpl()
+                                                  : nullptr;
 }
 
 // The elements of a storage from the first to the last that some tensor reads.
@@ -29,22 +30,27 @@ struct Span {
 Span span_of(const at::Tensor& tensor) {
   Span span{tensor.storage_offset(), tensor.storage_offset()};
   if (tensor.numel() == 0) return span;
-  for (std::int64_t i = 0; i < tensor.dim(); ++i) span.end += (tensor.size(i) - 1) * tensor.stride(i);
+  for (std::int64_t i = 0; i < tensor.dim(); ++i)
+    span.end += (tensor.size(i) - 1) * tensor.stride(i);
   ++span.end;
   return span;
 }
 
 }  // namespace
 
-// Tensors that share memory share a piece, so that reading them back takes no more memory than they had.
-StoredBoundary::StoredBoundary(std::vector<at::Tensor> tensors, KeepAs format, const std::shared_ptr<SpillFile>& file) {
+// Tensors that share memory share a piece, so that reading them back takes no more memory than they
+// had.
+StoredBoundary::StoredBoundary(std::vector<at::Tensor> tensors, KeepAs format,
+                               const std::shared_ptr<SpillFile>& file) {
   using Key = std::pair<const void*, at::ScalarType>;
   std::map<Key, Span> spans;
   for (const at::Tensor& tensor : tensors) {
     if (!tensor.defined()) continue;
     const Span span = span_of(tensor);
     const auto [known, is_new] = spans.emplace(Key(storage_of(tensor), tensor.scalar_type()), span);
-    if (!is_new) known->second = {std::min(known->second.begin, span.begin), std::max(known->second.end, span.end)};
+    if (!is_new)
+      known->second = {std::min(known->second.begin, span.begin),
+                       std::max(known->second.end, span.end)};
   }
   std::map<Key, int> pieces;
   for (const at::Tensor& tensor : tensors) {
@@ -54,12 +60,14 @@ StoredBoundary::StoredBoundary(std::vector<at::Tensor> tensors, KeepAs format, c
       const Span span = spans.at(key);
       const auto [known, is_new] = pieces.emplace(key, static_cast<int>(pieces_.size()));
       if (is_new) {
-        const at::Tensor flat = tensor.detach().as_strided({span.end - span.begin}, {1}, span.begin);
+        const at::Tensor flat =
+            tensor.detach().as_strided({span.end - span.begin}, {1}, span.begin);
         Piece piece{store_flat(flat, format, file), {}};
         if (!piece.stored) piece.plain = flat;
         pieces_.push_back(std::move(piece));
       }
-      view = {known->second, tensor.sizes().vec(), tensor.strides().vec(), tensor.storage_offset() - span.begin};
+      view = {known->second, tensor.sizes().vec(), tensor.strides().vec(),
+              tensor.storage_offset() - span.begin};
     }
     views_.push_back(std::move(view));
   }
@@ -70,19 +78,22 @@ StoredBoundary::StoredBoundary(std::vector<at::Tensor> tensors, KeepAs format, c
 const std::vector<at::Tensor>& StoredBoundary::read() {
   if (!decoded_.empty()) return decoded_;
   std::vector<at::Tensor> restored;
-  for (const Piece& piece : pieces_) restored.push_back(piece.stored ? piece.stored->restore() : piece.plain);
+  for (const Piece& piece : pieces_)
+    restored.push_back(piece.stored ? piece.stored->restore() : piece.plain);
   for (const View& view : views_) {
     if (view.piece < 0) {
       decoded_.emplace_back();
       continue;
     }
     const at::Tensor& flat = restored[static_cast<std::size_t>(view.piece)];
-    decoded_.push_back(flat.as_strided(view.sizes, view.strides, flat.storage_offset() + view.offset));
+    decoded_.push_back(
+        flat.as_strided(view.sizes, view.strides, flat.storage_offset() + view.offset));
   }
   return decoded_;
 }
 
-// One saved tensor. Whether it is a piece of the input shows when it is packed, which is always inside of the scope.
+// One saved tensor. Whether it is a piece of the input shows when it is packed, which is always
+// inside of the scope.
 class SavedFromBoundary::Hooks final : public autograd::SavedVariableHooks {
  public:
   explicit Hooks(const SavedFromBoundary& source) : source_(source) {}
@@ -91,7 +102,8 @@ class SavedFromBoundary::Hooks final : public autograd::SavedVariableHooks {
     for (std::size_t i = 0; i < source_.inputs_.size(); ++i) {
       const Input& input = source_.inputs_[i];
       // An input that the stage has changed is no longer what the boundary holds.
-      if (input.storage == nullptr || storage_of(tensor) != input.storage || tensor.scalar_type() != input.dtype ||
+      if (input.storage == nullptr || storage_of(tensor) != input.storage ||
+          tensor.scalar_type() != input.dtype ||
           static_cast<std::int64_t>(tensor._version()) != input.version) {
         continue;
       }
@@ -104,7 +116,7 @@ class SavedFromBoundary::Hooks final : public autograd::SavedVariableHooks {
       return;
     }
     if (source_.outer_ != nullptr) other_ = source_.outer_->make_hooks();
-    if (!other_) other_ = std::make_unique<AsItIs>();
+    if (!other_) other_ = std::make_unique<PassThroughHooks>();
     other_->call_pack_hook(tensor);
   }
 
@@ -125,24 +137,30 @@ class SavedFromBoundary::Hooks final : public autograd::SavedVariableHooks {
   std::int64_t offset_ = 0;
 };
 
-SavedFromBoundary::SavedFromBoundary(std::shared_ptr<StoredBoundary> boundary, const std::vector<at::Tensor>& inputs)
+SavedFromBoundary::SavedFromBoundary(std::shared_ptr<StoredBoundary> boundary,
+                                     const std::vector<at::Tensor>& inputs)
     : boundary_(std::move(boundary)), outer_(current_hook_source()), scope_(this) {
   for (const at::Tensor& input : inputs) {
-    inputs_.push_back(
-        input.defined() ? Input{storage_of(input), input.scalar_type(), input.storage_offset(), static_cast<std::int64_t>(input._version())}
-                        : Input{});
+    inputs_.push_back(input.defined()
+                          ? Input{storage_of(input), input.scalar_type(), input.storage_offset(),
+                                  static_cast<std::int64_t>(input._version())}
+                          : Input{});
   }
 }
 
-std::unique_ptr<autograd::SavedVariableHooks> SavedFromBoundary::make_hooks() { return std::make_unique<Hooks>(*this); }
+std::unique_ptr<autograd::SavedVariableHooks> SavedFromBoundary::make_hooks() {
+  return std::make_unique<Hooks>(*this);
+}
 
-BoundaryFormat measure_boundary_format(KeepAs format, std::int64_t boundary_bytes, const std::string& folder) {
+BoundaryFormat measure_boundary_format(KeepAs format, std::int64_t boundary_bytes,
+                                       const std::string& folder) {
   constexpr std::int64_t kTotalBytes = std::int64_t{8} << 20;
   constexpr std::int64_t kFewestRuns = 3;
   constexpr std::int64_t kMostRuns = 64;
   const std::int64_t num_floats = std::max<std::int64_t>(boundary_bytes / 4, 1024);
   const std::int64_t num_runs = std::clamp(kTotalBytes / (4 * num_floats), kFewestRuns, kMostRuns);
-  const std::shared_ptr<SpillFile> file = format == KeepAs::kDisk ? std::make_shared<SpillFile>(folder) : nullptr;
+  const std::shared_ptr<SpillFile> file =
+      format == KeepAs::kDisk ? std::make_shared<SpillFile>(folder) : nullptr;
   std::int64_t encode_ns = 0;
   std::int64_t decode_ns = 0;
   for (std::int64_t run = -1; run < num_runs; ++run) {

@@ -5,20 +5,22 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
-#include <memory>
 #include <vector>
+#include "memory"
 
 #include "execute/stored_tensor.h"
 #include "memory/engine.h"
 
 namespace headroom {
 
-/// The tensors between two stages, stored in a format. Whoever reads them gets what the format gives back, in the shapes and strides that
-/// they had.
+/// The tensors between two stages, stored in a format. Whoever reads them gets what the format
+/// gives back, in the shapes and strides that they had.
 class StoredBoundary {
  public:
-  /// `file` is for KeepAs::kDisk. Only floats become halves; other types stay as they are. Throws BudgetError when a disk is full.
-  StoredBoundary(std::vector<at::Tensor> tensors, KeepAs format, const std::shared_ptr<SpillFile>& file);
+  /// `file` is for KeepAs::kDisk. Only floats become halves; other types stay as they are. Throws
+  /// BudgetError when a disk is full.
+  StoredBoundary(std::vector<at::Tensor> tensors, KeepAs format,
+                 const std::shared_ptr<SpillFile>& file);
 
   /// Brings the tensors back, unless they are in memory from an earlier call.
   const std::vector<at::Tensor>& read();
@@ -41,12 +43,15 @@ class StoredBoundary {
   std::vector<at::Tensor> decoded_;
 };
 
-/// While the scope lives, what autograd saves of a stage's inputs is not held: it is read from the boundary again when backward needs it.
-/// Everything else is saved as it would be without the scope.
+/// While the scope lives, what autograd saves of a stage's inputs is not held: it is read from the
+/// boundary again when backward needs it. Everything else is saved as it would be without the
+/// scope.
 class SavedFromBoundary final : public SavedTensorHookSource {
  public:
-  /// `inputs` are what the stage is given: tensor i is boundary->read()[i], or the same in another type.
-  SavedFromBoundary(std::shared_ptr<StoredBoundary> boundary, const std::vector<at::Tensor>& inputs);
+  /// `inputs` are what the stage is given: tensor i is boundary->read()[i], or the same in another
+  /// type.
+  SavedFromBoundary(std::shared_ptr<StoredBoundary> boundary,
+                    const std::vector<at::Tensor>& inputs);
 
   std::unique_ptr<torch::autograd::SavedVariableHooks> make_hooks() override;
 

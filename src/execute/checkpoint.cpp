@@ -27,7 +27,8 @@ namespace autograd = torch::autograd;
 
 class Frame;
 
-// Ends a recomputation from inside of fn. Not a std::exception, so that fn does not catch it by accident.
+// Ends a recomputation from inside of fn. Not a std::exception, so that fn does not catch it by
+// accident.
 struct StopRecompute {
   const Frame* frame;
 };
@@ -38,7 +39,9 @@ std::string shape_text(c10::IntArrayRef sizes, at::ScalarType dtype) {
   return text.str();
 }
 
-std::string shape_text(const at::Tensor& tensor) { return shape_text(tensor.sizes(), tensor.scalar_type()); }
+std::string shape_text(const at::Tensor& tensor) {
+  return shape_text(tensor.sizes(), tensor.scalar_type());
+}
 
 std::uint32_t version_of(const at::Tensor& tensor) {
   return tensor.is_inference() ? 0 : autograd::impl::version_counter(tensor).current_version();
@@ -60,8 +63,9 @@ std::uint64_t hash_of(const at::Tensor& tensor) {
   return hash;
 }
 
-// A tensor that is kept from forward to recomputation. It goes through whatever hooks are outside of this checkpoint: an outer
-// checkpoint drops it and recomputes it, a KeepAs scope compresses or spills it.
+// A tensor that is kept from forward to recomputation. It goes through whatever hooks are outside
+// of this checkpoint: an outer checkpoint drops it and recomputes it, a KeepAs scope compresses or
+// spills it.
 class KeptTensor {
  public:
   explicit KeptTensor(const at::Tensor& tensor) {
@@ -78,7 +82,9 @@ class KeptTensor {
     }
   }
 
-  bool was_changed() const { return saved_version_ != (version_.enabled() ? version_.current_version() : saved_version_); }
+  bool was_changed() const {
+    return saved_version_ != (version_.enabled() ? version_.current_version() : saved_version_);
+  }
 
   /// A leaf that requires grad if the tensor did.
   at::Tensor get() const {
@@ -97,8 +103,11 @@ class KeptTensor {
   std::uint32_t saved_version_ = 0;
 };
 
-// One call of checkpoint(). The graph that fn makes owns it, through the hooks of what fn's operations saved.
-class Frame final : public SavedTensorHookSource, public BackwardListener, public std::enable_shared_from_this<Frame> {
+// One call of checkpoint(). The graph that fn makes owns it, through the hooks of what fn's
+// operations saved.
+class Frame final : public SavedTensorHookSource,
+                    public BackwardListener,
+                    public std::enable_shared_from_this<Frame> {
  public:
   Frame(const CheckpointOptions& options, Callee callee, Recompute recompute)
       : options_(options),
@@ -125,7 +134,8 @@ class Frame final : public SavedTensorHookSource, public BackwardListener, publi
     c10::DimVector sizes;
     at::ScalarType dtype;
     std::uint32_t forward_version;
-    const void* leaf_storage;  // set when forward saved a leaf, such as a mask: it must be the same in the recomputation
+    const void* leaf_storage;  // set when forward saved a leaf, such as a mask: it must be the same
+                               // in the recomputation
     std::uint64_t hash = 0;
     bool is_needed = true;
     at::Tensor tensor;
@@ -175,11 +185,14 @@ class DroppedTensor final : public autograd::SavedVariableHooks {
   std::size_t index_ = kNone;
 };
 
-// Hands the tensors of a recomputation to the frame. Its graph is discarded, but fn may itself go backward through it.
+// Hands the tensors of a recomputation to the frame. Its graph is discarded, but fn may itself go
+// backward through it.
 class RecomputedTensors final : public SavedTensorHookSource {
  public:
   explicit RecomputedTensors(Frame& frame) : frame_(frame) {}
-  std::unique_ptr<autograd::SavedVariableHooks> make_hooks() override { return std::make_unique<Hooks>(*this); }
+  std::unique_ptr<autograd::SavedVariableHooks> make_hooks() override {
+    return std::make_unique<Hooks>(*this);
+  }
 
  private:
   class Hooks final : public autograd::SavedVariableHooks {
@@ -213,7 +226,9 @@ void Frame::run_first(const std::vector<at::Tensor>& inputs, const FirstCall& fi
   if (!slots_.empty()) note_parameters(outputs, first_sequence_number);
 }
 
-std::unique_ptr<autograd::SavedVariableHooks> Frame::make_hooks() { return std::make_unique<DroppedTensor>(shared_from_this()); }
+std::unique_ptr<autograd::SavedVariableHooks> Frame::make_hooks() {
+  return std::make_unique<DroppedTensor>(shared_from_this());
+}
 
 std::size_t Frame::add_slot(const at::Tensor& saved) {
   const std::lock_guard<std::recursive_mutex> lock(mutex_);
@@ -221,7 +236,8 @@ std::size_t Frame::add_slot(const at::Tensor& saved) {
   slot.sizes = saved.sizes();
   slot.dtype = saved.scalar_type();
   slot.forward_version = version_of(saved);
-  slot.leaf_storage = saved.is_leaf() && saved.has_storage() ? saved.storage().unsafeGetStorageImpl() : nullptr;
+  slot.leaf_storage =
+      saved.is_leaf() && saved.has_storage() ? saved.storage().unsafeGetStorageImpl() : nullptr;
   if (options_.check_values) slot.hash = hash_of(saved);
   slots_.push_back(std::move(slot));
   return slots_.size() - 1;
@@ -244,19 +260,24 @@ at::Tensor Frame::take(std::size_t index) {
   if (!slots_[index].tensor.defined()) recompute();
   Slot& slot = slots_[index];
   if (version_of(slot.tensor) != slot.version) {
-    throw CheckpointError(fmt::format("{}: saved tensor {}, {}, was changed in place after it was saved; clone it before the change",
-                                      place(), index, shape_text(slot.tensor)));
+    throw CheckpointError(
+        fmt::format("{}: saved tensor {}, {}, was changed in place after it was saved; clone it "
+                    "before the change",
+                    place(), index, shape_text(slot.tensor)));
   }
   // With a graph that stays, its hooks stay too: the tensor must not wait for them.
   return backward_keeps_graph() ? std::exchange(slot.tensor, at::Tensor()) : slot.tensor;
 }
 
-// Every parameter that fn's graph leads to, also those of which no operation saves anything (a bias).
-void Frame::note_parameters(const std::vector<at::Tensor>& outputs, std::uint64_t first_sequence_number) {
+// Every parameter that fn's graph leads to, also those of which no operation saves anything (a
+// bias).
+void Frame::note_parameters(const std::vector<at::Tensor>& outputs,
+                            std::uint64_t first_sequence_number) {
   std::vector<autograd::Node*> to_visit;
   ska::flat_hash_set<autograd::Node*> seen;
   const auto visit = [&](autograd::Node* node) {
-    if (node && node->sequence_nr() >= first_sequence_number && seen.insert(node).second) to_visit.push_back(node);
+    if (node && node->sequence_nr() >= first_sequence_number && seen.insert(node).second)
+      to_visit.push_back(node);
   };
   for (const at::Tensor& output : outputs) {
     if (output.defined()) visit(output.grad_fn().get());
@@ -266,7 +287,8 @@ void Frame::note_parameters(const std::vector<at::Tensor>& outputs, std::uint64_
     to_visit.pop_back();
     constexpr std::uint64_t kLeafNumber = std::numeric_limits<std::uint64_t>::max();
     if (node->sequence_nr() == kLeafNumber) {
-      if (auto* leaf = dynamic_cast<autograd::AccumulateGrad*>(node)) parameters_.push_back({leaf->variable, version_of(leaf->variable)});
+      if (auto* leaf = dynamic_cast<autograd::AccumulateGrad*>(node))
+        parameters_.push_back({leaf->variable, version_of(leaf->variable)});
     }
     for (const autograd::Edge& edge : node->next_edges()) visit(edge.function.get());
   }
@@ -276,12 +298,15 @@ void Frame::require_unchanged() const {
   for (std::size_t i = 0; i < inputs_.size(); ++i) {
     if (!inputs_[i].was_changed()) continue;
     throw CheckpointError(
-        fmt::format("{}: tensor {} of its arguments was changed in place since forward, or by forward itself; pass a clone", place(), i));
+        fmt::format("{}: tensor {} of its arguments was changed in place since forward, or by "
+                    "forward itself; pass a clone",
+                    place(), i));
   }
   for (const Parameter& parameter : parameters_) {
     if (version_of(parameter.tensor) == parameter.version) continue;
-    throw CheckpointError(fmt::format("{}: {} was changed in place between forward and backward; run backward before updating it", place(),
-                                      parameter_name(parameter.tensor)));
+    throw CheckpointError(fmt::format(
+        "{}: {} was changed in place between forward and backward; run backward before updating it",
+        place(), parameter_name(parameter.tensor)));
   }
 }
 
@@ -328,17 +353,23 @@ void Frame::fill(std::size_t index, const at::Tensor& saved) {
   Slot& slot = slots_[index];
   if (saved.sizes() != c10::IntArrayRef(slot.sizes) || saved.scalar_type() != slot.dtype) {
     throw CheckpointError(
-        fmt::format("{}: saved tensor {}{} is {} in the recomputation and was {} in forward; fn must do the same each time", place(), index,
-                    saved.grad_fn() ? " (of " + saved.grad_fn()->name() + ")" : "", shape_text(saved), shape_text(slot.sizes, slot.dtype)));
+        fmt::format("{}: saved tensor {}{} is {} in the recomputation and was {} in forward; fn "
+                    "must do the same each time",
+                    place(), index, saved.grad_fn() ? " (of " + saved.grad_fn()->name() + ")" : "",
+                    shape_text(saved), shape_text(slot.sizes, slot.dtype)));
   }
-  if (slot.leaf_storage && saved.has_storage() && saved.storage().unsafeGetStorageImpl() == slot.leaf_storage &&
+  if (slot.leaf_storage && saved.has_storage() &&
+      saved.storage().unsafeGetStorageImpl() == slot.leaf_storage &&
       version_of(saved) != slot.forward_version) {
-    throw CheckpointError(fmt::format("{}: {}, which fn uses, was changed in place between forward and backward; run backward before that",
-                                      place(), parameter_name(saved)));
+    throw CheckpointError(
+        fmt::format("{}: {}, which fn uses, was changed in place between forward and backward; run "
+                    "backward before that",
+                    place(), parameter_name(saved)));
   }
   if (options_.check_values && hash_of(saved) != slot.hash) {
-    throw CheckpointError(fmt::format("{}: saved tensor {}{}, {}, has other values in the recomputation than in forward", place(), index,
-                                      saved.grad_fn() ? " (of " + saved.grad_fn()->name() + ")" : "", shape_text(saved)));
+    throw CheckpointError(fmt::format(
+        "{}: saved tensor {}{}, {}, has other values in the recomputation than in forward", place(),
+        index, saved.grad_fn() ? " (of " + saved.grad_fn()->name() + ")" : "", shape_text(saved)));
   }
   if (slot.is_needed) {
     slot.tensor = saved.detach();
@@ -348,22 +379,26 @@ void Frame::fill(std::size_t index, const at::Tensor& saved) {
 }
 
 void Frame::require_complete() const {
-  const bool is_wrong = options_.check_values ? num_recomputed_ != slots_.size() : num_recomputed_ <= last_needed_;
+  const bool is_wrong =
+      options_.check_values ? num_recomputed_ != slots_.size() : num_recomputed_ <= last_needed_;
   if (is_wrong) {
-    throw CheckpointError(fmt::format("{}: the recomputation saved {} tensors, forward saved {}; fn must do the same each time", place(),
-                                      num_recomputed_, slots_.size()));
+    throw CheckpointError(fmt::format(
+        "{}: the recomputation saved {} tensors, forward saved {}; fn must do the same each time",
+        place(), num_recomputed_, slots_.size()));
   }
 }
 
 std::string Frame::place() const {
   if (!options_.name.empty()) return "checkpoint '" + options_.name + "'";
-  return "checkpoint of " + (callee_.module ? callee_.module->name() : c10::demangle(callee_.type->name()));
+  return "checkpoint of " +
+         (callee_.module ? callee_.module->name() : c10::demangle(callee_.type->name()));
 }
 
 std::string Frame::parameter_name(const at::Tensor& parameter) const {
   if (callee_.module) {
     for (const auto& named : callee_.module->named_parameters()) {
-      if (named.value().is_alias_of(parameter)) return "parameter '" + named.key() + "', " + shape_text(parameter);
+      if (named.value().is_alias_of(parameter))
+        return "parameter '" + named.key() + "', " + shape_text(parameter);
     }
   }
   return (parameter.requires_grad() ? "a parameter, " : "a tensor, ") + shape_text(parameter);
@@ -371,10 +406,12 @@ std::string Frame::parameter_name(const at::Tensor& parameter) const {
 
 }  // namespace
 
-void run_checkpointed(const CheckpointOptions& options, Callee callee, std::vector<at::Tensor> inputs, Recompute recompute,
+void run_checkpointed(const CheckpointOptions& options, Callee callee,
+                      std::vector<at::Tensor> inputs, Recompute recompute,
                       const FirstCall& first_call) {
   MemoryMeter::instance();
-  std::make_shared<Frame>(options, std::move(callee), std::move(recompute))->run_first(inputs, first_call);
+  std::make_shared<Frame>(options, std::move(callee), std::move(recompute))
+      ->run_first(inputs, first_call);
 }
 
 }  // namespace headroom::detail

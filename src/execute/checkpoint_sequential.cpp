@@ -13,7 +13,8 @@ std::vector<CheckpointSegment> split_evenly(std::size_t num_layers, std::size_t 
   num_segments = std::min(num_segments, num_layers);
   std::vector<CheckpointSegment> segments;
   for (std::size_t i = 0; i < num_segments; ++i) {
-    segments.push_back({i * num_layers / num_segments, (i + 1) * num_layers / num_segments, true, {}});
+    segments.push_back(
+        {i * num_layers / num_segments, (i + 1) * num_layers / num_segments, true, {}});
   }
   return segments;
 }
@@ -28,13 +29,15 @@ std::vector<CheckpointSegment> halve(std::size_t begin, std::size_t end) {
   return halves;
 }
 
-std::vector<CheckpointSegment> cut_at(const std::vector<std::int64_t>& cut_points, std::size_t num_layers) {
+std::vector<CheckpointSegment> cut_at(const std::vector<std::int64_t>& cut_points,
+                                      std::size_t num_layers) {
   std::vector<CheckpointSegment> segments;
   std::size_t begin = 0;
   for (const std::int64_t cut : cut_points) {
     if (cut <= static_cast<std::int64_t>(begin) || cut >= static_cast<std::int64_t>(num_layers)) {
       throw ConfigError(
-          fmt::format("cut point {} of a chain of {} layers: cut points must increase from 1 to {}", cut, num_layers, num_layers - 1));
+          fmt::format("cut point {} of a chain of {} layers: cut points must increase from 1 to {}",
+                      cut, num_layers, num_layers - 1));
     }
     segments.push_back({begin, static_cast<std::size_t>(cut), true, {}});
     begin = static_cast<std::size_t>(cut);
@@ -45,11 +48,14 @@ std::vector<CheckpointSegment> cut_at(const std::vector<std::int64_t>& cut_point
 
 }  // namespace
 
-CheckpointStrategy::CheckpointStrategy(std::int64_t num_segments) : kind_(Kind::kCount), num_segments_(num_segments) {
-  if (num_segments < 1) throw ConfigError(fmt::format("{} checkpoint segments: at least 1 is needed", num_segments));
+CheckpointStrategy::CheckpointStrategy(std::int64_t num_segments)
+    : kind_(Kind::kCount), num_segments_(num_segments) {
+  if (num_segments < 1)
+    throw ConfigError(fmt::format("{} checkpoint segments: at least 1 is needed", num_segments));
 }
 
-CheckpointStrategy::CheckpointStrategy(std::vector<std::int64_t> cut_points) : kind_(Kind::kCuts), cut_points_(std::move(cut_points)) {}
+CheckpointStrategy::CheckpointStrategy(std::vector<std::int64_t> cut_points)
+    : kind_(Kind::kCuts), cut_points_(std::move(cut_points)) {}
 
 CheckpointStrategy CheckpointStrategy::every() { return CheckpointStrategy(Kind::kEvery); }
 CheckpointStrategy CheckpointStrategy::sqrt() { return CheckpointStrategy(Kind::kSqrt); }
@@ -74,7 +80,9 @@ std::vector<CheckpointSegment> CheckpointStrategy::segments(std::size_t num_laye
       segments = cut_at(cut_points_, num_layers);
       break;
     case Kind::kSqrt:
-      segments = split_evenly(num_layers, static_cast<std::size_t>(std::lround(std::sqrt(static_cast<double>(num_layers)))));
+      segments = split_evenly(
+          num_layers,
+          static_cast<std::size_t>(std::lround(std::sqrt(static_cast<double>(num_layers)))));
       break;
     case Kind::kLog:
       segments = halve(0, num_layers);
@@ -85,8 +93,9 @@ std::vector<CheckpointSegment> CheckpointStrategy::segments(std::size_t num_laye
 }
 
 std::string detail::segment_name(const CheckpointSegment& segment) {
-  return segment.end - segment.begin == 1 ? fmt::format("layer {}", segment.begin)
-                                          : fmt::format("layers {} to {}", segment.begin, segment.end - 1);
+  return segment.end - segment.begin == 1
+             ? fmt::format("layer {}", segment.begin)
+             : fmt::format("layers {} to {}", segment.begin, segment.end - 1);
 }
 
 }  // namespace headroom

@@ -14,14 +14,15 @@
 
 namespace headroom {
 
-// The tensors of one micro-batch on its way through the chain. Boundary l is the output of stage l; boundary 0 is the chain's input.
+// The tensors of one micro-batch on its way through the chain. Boundary l is the output of stage l;
+// boundary 0 is the chain's input.
 struct Executor::Run {
   Run(const Executor& owner, const MicroBatch& batch, double loss_scale)
       : executor(owner), micro(batch), scale(loss_scale), stages(owner.chain_.size() + 1) {}
 
   struct StageTensors {
     std::optional<KeptStage> kept;
-    Tensors slot;                            // the stage's output, when it is held on its own, as it is
+    Tensors slot;  // the stage's output, when it is held on its own, as it is
     std::shared_ptr<StoredBoundary> stored;  // the same in another format
     Tensors gradient;                        // of the stage's output
     std::optional<StageState> state;
@@ -30,12 +31,18 @@ struct Executor::Run {
 
   Stage& stage(std::size_t number) const { return executor.chain_.stage(number - 1); }
   StageCall call(std::size_t number) const {
-    return {stage(number), micro, number == 1, number == num_stages(), executor.options_.keep_in_half, executor.options_.compute_in_half};
+    return {stage(number),
+            micro,
+            number == 1,
+            number == num_stages(),
+            executor.options_.keep_in_half,
+            executor.options_.compute_in_half};
   }
   std::size_t num_stages() const { return executor.chain_.size(); }
 
   bool is_held(std::size_t boundary) const {
-    return boundary == 0 || stages[boundary].kept || !stages[boundary].slot.empty() || stages[boundary].stored;
+    return boundary == 0 || stages[boundary].kept || !stages[boundary].slot.empty() ||
+           stages[boundary].stored;
   }
 
   Tensors read(std::size_t boundary) const {
@@ -43,7 +50,8 @@ struct Executor::Run {
     if (stages[boundary].kept) return stages[boundary].kept->outputs;
     if (!stages[boundary].slot.empty()) return stages[boundary].slot;
     if (stages[boundary].stored) return stages[boundary].stored->read();
-    TORCH_INTERNAL_ASSERT(head_boundary == boundary, "the plan reads boundary ", boundary, ", which is not in memory");
+    TORCH_INTERNAL_ASSERT(head_boundary == boundary, "the plan reads boundary ", boundary,
+                          ", which is not in memory");
     return head;
   }
 
@@ -54,11 +62,13 @@ struct Executor::Run {
     if (format == 0) return;
     const std::vector<KeepAs>& formats = executor.options_.boundary_formats;
     if (static_cast<std::size_t>(format) > formats.size()) {
-      throw ConfigError(fmt::format("the plan holds the output of stage '{}' in format {}, but the executor was told of {}",
-                                    stage(boundary).name(), format, formats.size()));
+      throw ConfigError(fmt::format(
+          "the plan holds the output of stage '{}' in format {}, but the executor was told of {}",
+          stage(boundary).name(), format, formats.size()));
     }
     head.clear();
-    tensors.stored = std::make_shared<StoredBoundary>(std::exchange(tensors.slot, {}), formats[static_cast<std::size_t>(format - 1)],
+    tensors.stored = std::make_shared<StoredBoundary>(std::exchange(tensors.slot, {}),
+                                                      formats[static_cast<std::size_t>(format - 1)],
                                                       executor.spill_file_);
   }
 
@@ -67,7 +77,8 @@ struct Executor::Run {
     if (stages[boundary].stored) stages[boundary].stored->drop();
   }
 
-  // The first forward of a stage records what it depends on; later ones reproduce it and leave no trace.
+  // The first forward of a stage records what it depends on; later ones reproduce it and leave no
+  // trace.
   template <typename Forward>
   auto run_forward(std::size_t number, Forward forward) {
     const PhaseScope phase(Phase::kForward);
@@ -89,13 +100,16 @@ struct Executor::Run {
     std::optional<std::uint64_t>& first = stages[number].fingerprint;
     if (!first) first = value;
     if (*first == value) return;
-    throw Error(ExitCode::kInternal, fmt::format("stage '{}' gave other values when it was recomputed; its forward may depend only on its "
-                                                 "inputs, its parameters and LibTorch's random generators",
-                                                 stage(number).name()));
+    throw Error(ExitCode::kInternal,
+                fmt::format("stage '{}' gave other values when it was recomputed; its forward may "
+                            "depend only on its "
+                            "inputs, its parameters and LibTorch's random generators",
+                            stage(number).name()));
   }
 
   void forward(std::size_t number) {
-    Tensors outputs = run_forward(number, [&] { return forward_discarding(call(number), read(number - 1)); });
+    Tensors outputs =
+        run_forward(number, [&] { return forward_discarding(call(number), read(number - 1)); });
     drop_decoded(number - 1);
     check_values(number, outputs);
     head = std::move(outputs);
@@ -106,7 +120,9 @@ struct Executor::Run {
     hold(number - 1, format);
     head.clear();
     StageTensors& tensors = stages[number];
-    tensors.kept = run_forward(number, [&] { return forward_keeping(call(number), read(number - 1), option, stages[number - 1].stored); });
+    tensors.kept = run_forward(number, [&] {
+      return forward_keeping(call(number), read(number - 1), option, stages[number - 1].stored);
+    });
     drop_decoded(number - 1);
     check_values(number, tensors.kept->outputs);
     if (number == num_stages()) take_loss();
@@ -115,8 +131,10 @@ struct Executor::Run {
   void take_loss() {
     const at::Tensor& loss = stages[num_stages()].kept->outputs.at(0);
     if (loss.numel() != 1) {
-      throw ConfigError(fmt::format("the last stage '{}' must return the loss as a scalar, summed over the items; it has {} elements",
-                                    stage(num_stages()).name(), loss.numel()));
+      throw ConfigError(
+          fmt::format("the last stage '{}' must return the loss as a scalar, summed over the "
+                      "items; it has {} elements",
+                      stage(num_stages()).name(), loss.numel()));
     }
     result.loss_sum = loss.item<double>();
   }
@@ -124,13 +142,15 @@ struct Executor::Run {
   void backward(std::size_t number) {
     const PhaseScope phase(Phase::kBackward);
     StageTensors& tensors = stages[number];
-    Tensors gradient = number == num_stages() ? loss_gradient(*tensors.kept, scale) : std::exchange(tensors.gradient, {});
+    Tensors gradient = number == num_stages() ? loss_gradient(*tensors.kept, scale)
+                                              : std::exchange(tensors.gradient, {});
     KeptStage kept = std::move(*tensors.kept);
     tensors.kept.reset();
     stages[number - 1].gradient = backward_through(std::move(kept), std::move(gradient));
     drop_decoded(number - 1);
     for (const at::Tensor& parameter : executor.stage_parameters_[number - 1]) {
-      if (parameter.grad().defined()) MemoryMeter::instance().assign_owner(parameter.grad(), Owner::kGradients);
+      if (parameter.grad().defined())
+        MemoryMeter::instance().assign_owner(parameter.grad(), Owner::kGradients);
     }
   }
 
@@ -161,9 +181,12 @@ struct Executor::Run {
   std::size_t head_boundary = 0;
 };
 
-Executor::Executor(Chain chain, ExecutorOptions options) : chain_(std::move(chain)), options_(std::move(options)) {
+Executor::Executor(Chain chain, ExecutorOptions options)
+    : chain_(std::move(chain)), options_(std::move(options)) {
   if (options_.keep_in_half && options_.compute_in_half) {
-    throw ConfigError("keep_in_half and compute_in_half exclude each other: what is computed in half precision is kept in it");
+    throw ConfigError(
+        "keep_in_half and compute_in_half exclude each other: what is computed in half precision "
+        "is kept in it");
   }
   const std::vector<KeepAs>& formats = options_.boundary_formats;
   if (std::find(formats.begin(), formats.end(), KeepAs::kDisk) != formats.end()) {
@@ -177,7 +200,8 @@ Executor::Executor(Chain chain, ExecutorOptions options) : chain_(std::move(chai
 
 Executor::~Executor() = default;
 
-MicroResult Executor::accumulate(const MicroBatch& micro, const std::vector<Operation>& operations, double scale) {
+MicroResult Executor::accumulate(const MicroBatch& micro, const std::vector<Operation>& operations,
+                                 double scale) {
   const OwnerScope owner(Owner::kActivations);
   Run run(*this, micro, scale);
   for (std::size_t i = 0; i < operations.size(); ++i) {
@@ -191,7 +215,8 @@ std::vector<at::Tensor> Executor::evaluate(const MicroBatch& micro) const {
   const OwnerScope owner(Owner::kActivations);
   Tensors values = micro.inputs;
   for (std::size_t i = 0; i < chain_.size(); ++i) {
-    values = forward_discarding({chain_.stage(i), micro, i == 0, i + 1 == chain_.size(), options_.keep_in_half, options_.compute_in_half},
+    values = forward_discarding({chain_.stage(i), micro, i == 0, i + 1 == chain_.size(),
+                                 options_.keep_in_half, options_.compute_in_half},
                                 values);
   }
   return values;
@@ -200,8 +225,10 @@ std::vector<at::Tensor> Executor::evaluate(const MicroBatch& micro) const {
 std::vector<Operation> keep_everything(std::size_t num_stages) {
   std::vector<Operation> operations;
   const auto last = static_cast<int>(num_stages);
-  for (int stage = 1; stage <= last; ++stage) operations.push_back({OperationKind::kForwardKeep, stage, 0, 0});
-  for (int stage = last; stage >= 1; --stage) operations.push_back({OperationKind::kBackward, stage, 0, 0});
+  for (int stage = 1; stage <= last; ++stage)
+    operations.push_back({OperationKind::kForwardKeep, stage, 0, 0});
+  for (int stage = last; stage >= 1; --stage)
+    operations.push_back({OperationKind::kBackward, stage, 0, 0});
   return operations;
 }
 

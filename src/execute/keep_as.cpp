@@ -2,7 +2,7 @@
 
 #include <headroom/core/error.h>
 #include <headroom/memory/meter.h>
-#include <headroom/ops/convert.h>
+#include "ops/convert.h"
 
 #include <torch/csrc/autograd/saved_variable_hooks.h>
 #include <torch/csrc/autograd/variable.h>
@@ -26,14 +26,18 @@ namespace autograd = torch::autograd;
 
 class KeepAsScope::Source final : public SavedTensorHookSource {
  public:
-  Source(KeepAs format, const std::string& folder) : format_(format), newest_old_allocation_(MemoryMeter::instance().num_allocations()) {
+  Source(KeepAs format, const std::string& folder)
+      : format_(format), newest_old_allocation_(MemoryMeter::instance().num_allocations()) {
     if (format == KeepAs::kDisk) file_ = std::make_shared<SpillFile>(folder);
   }
 
-  std::unique_ptr<autograd::SavedVariableHooks> make_hooks() override { return std::make_unique<Hooks>(*this); }
+  std::unique_ptr<autograd::SavedVariableHooks> make_hooks() override {
+    return std::make_unique<Hooks>(*this);
+  }
 
   void already_stored(const at::Tensor& tensor, const at::Tensor& half) {
-    auto stored = std::make_shared<InHalf>(tensor.scalar_type(), half.as_strided({half.numel()}, {1}));
+    auto stored =
+        std::make_shared<InHalf>(tensor.scalar_type(), half.as_strided({half.numel()}, {1}));
     stored_[key_of(tensor)] = stored;
     known_.push_back(std::move(stored));
   }
@@ -41,7 +45,8 @@ class KeepAsScope::Source final : public SavedTensorHookSource {
   at::Tensor stored_half(const at::Tensor& tensor) const {
     if (!tensor.is_non_overlapping_and_dense()) return {};
     const auto found = stored_.find(key_of(tensor));
-    const std::shared_ptr<const Stored> stored = found == stored_.end() ? nullptr : found->second.lock();
+    const std::shared_ptr<const Stored> stored =
+        found == stored_.end() ? nullptr : found->second.lock();
     const at::Tensor half = stored ? stored->flat_half() : at::Tensor();
     return half.defined() ? half.as_strided(tensor.sizes(), tensor.strides()) : half;
   }
@@ -49,31 +54,35 @@ class KeepAsScope::Source final : public SavedTensorHookSource {
   std::int64_t original_bytes = 0, stored_bytes = 0;
 
  private:
-  // One saved tensor. Whether it is transformed shows when it is packed, which is always inside of the scope.
+  // One saved tensor. Whether it is transformed shows when it is packed, which is always inside of
+  // the scope.
   class Hooks final : public autograd::SavedVariableHooks {
    public:
     explicit Hooks(Source& source) : source_(source) {}
 
     void call_pack_hook(const at::Tensor& tensor) override {
       if (source_.is_kept_anyway(tensor)) {
-        as_it_is_ = std::make_unique<AsItIs>();
+        as_it_is_ = std::make_unique<PassThroughHooks>();
         as_it_is_->call_pack_hook(tensor);
         return;
       }
-      // A dense tensor is stored as it lies and comes back with its strides, for which backward may choose its kernel.
-      const at::Tensor dense = tensor.is_non_overlapping_and_dense() ? tensor.detach() : tensor.detach().contiguous();
+      // A dense tensor is stored as it lies and comes back with its strides, for which backward may
+      // choose its kernel.
+      const at::Tensor dense =
+          tensor.is_non_overlapping_and_dense() ? tensor.detach() : tensor.detach().contiguous();
       sizes_ = dense.sizes().vec();
       strides_ = dense.strides().vec();
       stored_ = source_.store(dense);
     }
 
     at::Tensor call_unpack_hook() override {
-      return as_it_is_ ? as_it_is_->call_unpack_hook() : stored_->restore().as_strided(sizes_, strides_);
+      return as_it_is_ ? as_it_is_->call_unpack_hook()
+                       : stored_->restore().as_strided(sizes_, strides_);
     }
 
    private:
     Source& source_;
-    std::unique_ptr<AsItIs> as_it_is_;
+    std::unique_ptr<PassThroughHooks> as_it_is_;
     std::vector<std::int64_t> sizes_, strides_;
     std::shared_ptr<const Stored> stored_;
   };
@@ -82,17 +91,23 @@ class KeepAsScope::Source final : public SavedTensorHookSource {
   using Key = std::tuple<std::uint64_t, std::int64_t, std::int64_t, std::int64_t, at::ScalarType>;
 
   bool is_kept_anyway(const at::Tensor& tensor) const {
-    if (tensor.nbytes() < kSmallestConvertedBytes || tensor.layout() != at::kStrided || !tensor.has_storage()) return true;
-    if (format_ != KeepAs::kDisk && tensor.scalar_type() != at::kFloat && tensor.scalar_type() != at::kDouble) return true;
+    if (tensor.nbytes() < kSmallestConvertedBytes || tensor.layout() != at::kStrided ||
+        !tensor.has_storage())
+      return true;
+    if (format_ != KeepAs::kDisk && tensor.scalar_type() != at::kFloat &&
+        tensor.scalar_type() != at::kDouble)
+      return true;
     // A parameter, or a view of one such as weight.t(), which is no leaf itself.
-    const at::TensorBase& base = tensor.is_view() ? tensor._base() : static_cast<const at::TensorBase&>(tensor);
+    const at::TensorBase& base =
+        tensor.is_view() ? tensor._base() : static_cast<const at::TensorBase&>(tensor);
     if (base.is_leaf() && base.requires_grad()) return true;
-    return tensor.is_leaf() && MemoryMeter::instance().allocation_number(tensor) <= newest_old_allocation_;
+    return tensor.is_leaf() &&
+           MemoryMeter::instance().allocation_number(tensor) <= newest_old_allocation_;
   }
 
   static Key key_of(const at::Tensor& dense) {
-    return Key(MemoryMeter::instance().allocation_number(dense), dense._version(), dense.storage_offset(), dense.numel(),
-               dense.scalar_type());
+    return Key(MemoryMeter::instance().allocation_number(dense), dense._version(),
+               dense.storage_offset(), dense.numel(), dense.scalar_type());
   }
 
   // Reshaped views of one tensor are the same piece, which is stored once.
@@ -125,10 +140,15 @@ struct KeepAsScope::State {
   SavedTensorHookScope scope;
 };
 
-KeepAsScope::KeepAsScope(KeepAs format, const std::string& folder) : state_(std::make_unique<State>(format, folder)) {}
+KeepAsScope::KeepAsScope(KeepAs format, const std::string& folder)
+    : state_(std::make_unique<State>(format, folder)) {}
 KeepAsScope::~KeepAsScope() = default;
-void KeepAsScope::already_stored(const at::Tensor& tensor, const at::Tensor& half) { state_->source.already_stored(tensor, half); }
-at::Tensor KeepAsScope::stored_half(const at::Tensor& tensor) const { return state_->source.stored_half(tensor); }
+void KeepAsScope::already_stored(const at::Tensor& tensor, const at::Tensor& half) {
+  state_->source.already_stored(tensor, half);
+}
+at::Tensor KeepAsScope::stored_half(const at::Tensor& tensor) const {
+  return state_->source.stored_half(tensor);
+}
 std::int64_t KeepAsScope::original_bytes() const { return state_->source.original_bytes; }
 std::int64_t KeepAsScope::stored_bytes() const { return state_->source.stored_bytes; }
 

@@ -1,8 +1,8 @@
-#include <headroom/execute/profile.h>
+#include "execute/profile.h"
 
 #include <headroom/core/random.h>
 #include <headroom/memory/meter.h>
-#include <headroom/memory/shape_meter.h>
+#include "memory/shape_meter.h"
 
 #include "execute/stage_run.h"
 
@@ -42,15 +42,16 @@ Measured measure_by(Meter& meter, Work work) {
   return measured;
 }
 
-// Sets `ns` to the smaller of the two, 0 meaning not measured yet, and returns what the last measurement took.
+// Sets `ns` to the smaller of the two, 0 meaning not measured yet, and returns what the last
+// measurement took.
 std::int64_t keep_fastest(std::int64_t& ns, std::int64_t before_ns) {
   const std::int64_t measured = ns;
   if (before_ns > 0) ns = std::min(ns, before_ns);
   return measured;
 }
 
-// Short work is measured several times, because an interruption would be many times its length, and one stage may stand for a
-// thousand. `work` returns the nanoseconds that it took.
+// Short work is measured several times, because an interruption would be many times its length, and
+// one stage may stand for a thousand. `work` returns the nanoseconds that it took.
 template <typename Work>
 void repeat(bool several_times, Work work) {
   constexpr std::int64_t kEnoughNs = 20'000'000;
@@ -59,8 +60,9 @@ void repeat(bool several_times, Work work) {
   for (int run = 0; run < most_runs && spent_ns < kEnoughNs; ++run) spent_ns += work();
 }
 
-// Where nothing is computed nothing can be timed: each sample takes as long as any other in any stage, and backward twice that. Starting a
-// stage takes a little, and so does what an option recomputes.
+// Where nothing is computed nothing can be timed: each sample takes as long as any other in any
+// stage, and backward twice that. Starting a stage takes a little, and so does what an option
+// recomputes.
 void set_unit_times(StageCosts& costs, std::int64_t num_samples) {
   constexpr std::int64_t kSampleNs = 1000, kStartNs = 10;
   const std::int64_t forward_ns = num_samples * kSampleNs + kStartNs;
@@ -72,21 +74,26 @@ void set_unit_times(StageCosts& costs, std::int64_t num_samples) {
 }
 
 bool shares_memory(const at::Tensor& tensor, const Tensors& others) {
-  return std::any_of(others.begin(), others.end(), [&](const at::Tensor& other) { return other.defined() && tensor.is_alias_of(other); });
+  return std::any_of(others.begin(), others.end(), [&](const at::Tensor& other) {
+    return other.defined() && tensor.is_alias_of(other);
+  });
 }
 
-// Bytes of outputs that are views of the stage's inputs. They cost nothing where the input stays (the chain's own input) but keep the
-// input's memory alive where the plan believes it freed, so there they count as if they were copies.
+// Bytes of outputs that are views of the stage's inputs. They cost nothing where the input stays
+// (the chain's own input) but keep the input's memory alive where the plan believes it freed, so
+// there they count as if they were copies.
 std::int64_t view_bytes(const Tensors& outputs, const Tensors& inputs, bool first_stage) {
   if (first_stage) return 0;
   std::int64_t bytes = 0;
   for (const at::Tensor& output : outputs) {
-    if (output.defined() && shares_memory(output, inputs)) bytes += static_cast<std::int64_t>(output.nbytes());
+    if (output.defined() && shares_memory(output, inputs))
+      bytes += static_cast<std::int64_t>(output.nbytes());
   }
   return bytes;
 }
 
-// The type of a boundary's gradient: that of the value, which is fp32 where the boundary is only kept in half precision.
+// The type of a boundary's gradient: that of the value, which is fp32 where the boundary is only
+// kept in half precision.
 at::ScalarType gradient_type(const at::Tensor& boundary, std::optional<at::ScalarType> half) {
   return boundary.scalar_type() == half ? at::kFloat : boundary.scalar_type();
 }
@@ -95,7 +102,8 @@ std::int64_t gradient_bytes(const Tensors& outputs, std::optional<at::ScalarType
   std::int64_t bytes = 0;
   for (const at::Tensor& output : outputs) {
     if (!output.defined() || !output.is_floating_point()) continue;
-    bytes += output.numel() * static_cast<std::int64_t>(c10::elementSize(gradient_type(output, half)));
+    bytes +=
+        output.numel() * static_cast<std::int64_t>(c10::elementSize(gradient_type(output, half)));
   }
   return bytes;
 }
@@ -121,7 +129,8 @@ std::vector<Shape> shapes_of(const Tensors& tensors, std::optional<at::ScalarTyp
     if (!tensor.defined()) {
       shapes.emplace_back();
     } else {
-      shapes.push_back({tensor.sizes().vec(), gradient_type(tensor, half), tensor.is_floating_point()});
+      shapes.push_back(
+          {tensor.sizes().vec(), gradient_type(tensor, half), tensor.is_floating_point()});
     }
   }
   return shapes;
@@ -130,15 +139,20 @@ std::vector<Shape> shapes_of(const Tensors& tensors, std::optional<at::ScalarTyp
 std::string shapes_text(const Tensors& tensors) {
   std::string text;
   for (const at::Tensor& tensor : tensors) {
-    text += tensor.defined() ? fmt::format("{}[{}]", c10::toString(tensor.scalar_type()), fmt::join(tensor.sizes().vec(), ",")) : "-";
+    text += tensor.defined() ? fmt::format("{}[{}]", c10::toString(tensor.scalar_type()),
+                                           fmt::join(tensor.sizes().vec(), ","))
+                             : "-";
   }
   return text;
 }
 
-// Clears the gradients of everything that is profiled, now and when profiling ends, however it ends.
+// Clears the gradients of everything that is profiled, now and when profiling ends, however it
+// ends.
 class CleanGradients {
  public:
-  explicit CleanGradients(std::vector<at::Tensor> parameters) : parameters_(std::move(parameters)) { clear(); }
+  explicit CleanGradients(std::vector<at::Tensor> parameters) : parameters_(std::move(parameters)) {
+    clear();
+  }
   ~CleanGradients() { clear(); }
   CleanGradients(const CleanGradients&) = delete;
   CleanGradients& operator=(const CleanGradients&) = delete;
@@ -158,16 +172,19 @@ struct StagePair {
 
 class ChainProfiler {
  public:
-  ChainProfiler(const Chain& chain, const MicroBatch& micro, std::optional<at::ScalarType> half, std::optional<at::ScalarType> compute)
+  ChainProfiler(const Chain& chain, const MicroBatch& micro, std::optional<at::ScalarType> half,
+                std::optional<at::ScalarType> compute)
       : chain_(chain),
         micro_(micro),
         half_(half),
         compute_(compute),
         clean_(chain.parameters()),
         has_memory_(!micro.inputs.at(0).is_meta()) {
-    // A tied parameter's gradient appears in the last stage that uses it; for the stages before it is there already.
+    // A tied parameter's gradient appears in the last stage that uses it; for the stages before it
+    // is there already.
     for (std::size_t i = 0; i < chain.size(); ++i) {
-      for (const at::Tensor& parameter : parameters_of(i)) last_user_[parameter.unsafeGetTensorImpl()] = i;
+      for (const at::Tensor& parameter : parameters_of(i))
+        last_user_[parameter.unsafeGetTensorImpl()] = i;
     }
   }
 
@@ -187,7 +204,9 @@ class ChainProfiler {
       const auto found = key.empty() ? known.end() : known.find(key);
       const bool is_known = found != known.end();
       StagePair pair = is_known ? found->second : StagePair{};
-      Tensors outputs = !is_known ? measure_stage(i, inputs, pair) : has_memory_ ? run_once(i, inputs) : pair.outputs;
+      Tensors outputs = !is_known     ? measure_stage(i, inputs, pair)
+                        : has_memory_ ? run_once(i, inputs)
+                                      : pair.outputs;
       if (!is_known) {
         if (!has_memory_) pair.outputs = outputs;
         ++profile.num_distinct;
@@ -213,7 +232,8 @@ class ChainProfiler {
 
   std::size_t num_tied(std::size_t index) const {
     std::size_t count = 0;
-    for (const at::Tensor& parameter : parameters_of(index)) count += last_user_.at(parameter.unsafeGetTensorImpl()) != index ? 1 : 0;
+    for (const at::Tensor& parameter : parameters_of(index))
+      count += last_user_.at(parameter.unsafeGetTensorImpl()) != index ? 1 : 0;
     return count;
   }
 
@@ -223,12 +243,15 @@ class ChainProfiler {
     return forward_discarding(call(index), inputs);
   }
 
-  StageCall call(std::size_t index) const { return {chain_.stage(index), micro_, index == 0, index + 1 == chain_.size(), half_, compute_}; }
+  StageCall call(std::size_t index) const {
+    return {chain_.stage(index), micro_, index == 0, index + 1 == chain_.size(), half_, compute_};
+  }
 
   template <typename Work>
   Measured measure(Work work) const {
     if (has_memory_) return measure_by(MemoryMeter::instance(), work);
-    // Operators on tensors and numbers make scalars of the numbers, on the CPU wherever the tensors are.
+    // Operators on tensors and numbers make scalars of the numbers, on the CPU wherever the tensors
+    // are.
     constexpr std::int64_t kScalarBytes = 64;
     Measured measured = measure_by(ShapeMeter::instance(), work);
     measured.peak_bytes += kScalarBytes;
@@ -241,7 +264,10 @@ class ChainProfiler {
     const bool last = index + 1 == chain_.size();
     Tensors outputs;
     std::vector<Shape> shapes;
-    if (has_memory_) outputs = run_once(index, inputs);  // the first run of a shape pays for setting up kernels, no part of a step
+    if (has_memory_)
+      outputs = run_once(
+          index,
+          inputs);  // the first run of a shape pays for setting up kernels, no part of a step
     Measured forward;
     repeat(has_memory_, [&] {
       outputs.clear();
@@ -251,15 +277,18 @@ class ChainProfiler {
     });
 
     StageCosts costs;
-    costs.output_bytes = forward.after_bytes - forward.before_bytes + view_bytes(outputs, inputs, first);
+    costs.output_bytes =
+        forward.after_bytes - forward.before_bytes + view_bytes(outputs, inputs, first);
     costs.grad_bytes = last ? 0 : gradient_bytes(outputs, half_);
     costs.forward_ns = forward.ns;
-    costs.forward_transient_bytes = std::max<std::int64_t>(0, forward.peak_bytes - forward.before_bytes - costs.output_bytes);
+    costs.forward_transient_bytes =
+        std::max<std::int64_t>(0, forward.peak_bytes - forward.before_bytes - costs.output_bytes);
     pair.appearing = costs;
     pair.allocated = costs;
     if (!last) shapes = shapes_of(outputs, half_);
     outputs.clear();  // options are measured with no more in memory than a real step has
-    const std::size_t num_options = half_ ? static_cast<std::size_t>(stage.num_half_options()) : stage.options().size();
+    const std::size_t num_options =
+        half_ ? static_cast<std::size_t>(stage.num_half_options()) : stage.options().size();
     for (std::size_t option = 0; option < num_options; ++option) {
       measure_option(index, inputs, shapes, static_cast<int>(option), pair);
     }
@@ -268,19 +297,24 @@ class ChainProfiler {
       set_unit_times(pair.appearing, micro_.num_samples);
       set_unit_times(pair.allocated, micro_.num_samples);
     }
-    const auto fits = [](const StageOption& option) { return option.kept_bytes < kMaxChainBytes / 4; };
-    if (std::none_of(pair.appearing.options.begin(), pair.appearing.options.end(), fits)) fits_ = false;
+    const auto fits = [](const StageOption& option) {
+      return option.kept_bytes < kMaxChainBytes / 4;
+    };
+    if (std::none_of(pair.appearing.options.begin(), pair.appearing.options.end(), fits))
+      fits_ = false;
     return last ? Tensors{} : run_once(index, inputs);
   }
 
   // An option that does not fit under the cap gets a size that no plan can choose.
-  void measure_option(std::size_t index, const Tensors& inputs, const std::vector<Shape>& shapes, int option, StagePair& pair) {
+  void measure_option(std::size_t index, const Tensors& inputs, const std::vector<Shape>& shapes,
+                      int option, StagePair& pair) {
     clean_.clear();
     StageOption appearing;
     StageOption allocated;
     try {
       for (at::Tensor& parameter : parameters_of(index)) {
-        if (last_user_.at(parameter.unsafeGetTensorImpl()) != index) parameter.mutable_grad() = torch::zeros_like(parameter);
+        if (last_user_.at(parameter.unsafeGetTensorImpl()) != index)
+          parameter.mutable_grad() = torch::zeros_like(parameter);
       }
       appearing = measure_run(index, inputs, shapes, option, &pair.appearing.param_grad_bytes);
       allocated.forward_ns = appearing.forward_ns;
@@ -289,21 +323,26 @@ class ChainProfiler {
         std::int64_t none = 0;
         const StageOption before = allocated;
         allocated = measure_run(index, inputs, shapes, option, &none);
-        return keep_fastest(allocated.forward_ns, before.forward_ns) + keep_fastest(allocated.backward_ns, before.backward_ns);
+        return keep_fastest(allocated.forward_ns, before.forward_ns) +
+               keep_fastest(allocated.backward_ns, before.backward_ns);
       });
     } catch (const c10::OutOfMemoryError&) {
       appearing.kept_bytes = allocated.kept_bytes = kMaxChainBytes / 4;
       is_complete_ = false;
     }
     if (appearing.kept_bytes == kMaxChainBytes / 4) release_failed_backward();
-    appearing.forward_ns = allocated.forward_ns = std::min(appearing.forward_ns, allocated.forward_ns);
-    appearing.backward_ns = allocated.backward_ns = std::min(appearing.backward_ns, allocated.backward_ns);
+    appearing.forward_ns = allocated.forward_ns =
+        std::min(appearing.forward_ns, allocated.forward_ns);
+    appearing.backward_ns = allocated.backward_ns =
+        std::min(appearing.backward_ns, allocated.backward_ns);
     pair.appearing.options.push_back(appearing);
     pair.allocated.options.push_back(allocated);
   }
 
-  // Forward and backward of one stage. `new_gradient_bytes` gets the parameter gradients that appeared.
-  StageOption measure_run(std::size_t index, const Tensors& inputs, const std::vector<Shape>& shapes, int option,
+  // Forward and backward of one stage. `new_gradient_bytes` gets the parameter gradients that
+  // appeared.
+  StageOption measure_run(std::size_t index, const Tensors& inputs,
+                          const std::vector<Shape>& shapes, int option,
                           std::int64_t* new_gradient_bytes) {
     Stage& stage = chain_.stage(index);
     const bool first = index == 0;
@@ -313,14 +352,18 @@ class ChainProfiler {
     const Measured forward = measure([&] { kept = forward_keeping(call(index), inputs, option); });
 
     StageOption costs;
-    costs.kept_bytes = forward.after_bytes - forward.before_bytes + view_bytes(kept.outputs, inputs, first);
-    costs.forward_transient_bytes = std::max<std::int64_t>(0, forward.peak_bytes - forward.before_bytes - costs.kept_bytes);
+    costs.kept_bytes =
+        forward.after_bytes - forward.before_bytes + view_bytes(kept.outputs, inputs, first);
+    costs.forward_transient_bytes =
+        std::max<std::int64_t>(0, forward.peak_bytes - forward.before_bytes - costs.kept_bytes);
     costs.forward_ns = forward.ns;
 
     Tensors gradient;
     const at::TensorOptions where = at::TensorOptions().device(micro_.inputs.at(0).device());
     for (const Shape& shape : shapes) {
-      gradient.push_back(shape.has_gradient ? torch::full(shape.sizes, 1e-3, where.dtype(shape.gradient_type)) : at::Tensor());
+      gradient.push_back(shape.has_gradient
+                             ? torch::full(shape.sizes, 1e-3, where.dtype(shape.gradient_type))
+                             : at::Tensor());
     }
     const std::int64_t seed_bytes = bytes_of(gradient);
     Tensors input_gradient;
@@ -329,8 +372,10 @@ class ChainProfiler {
       input_gradient = backward_through(std::move(kept), std::move(gradient));
     });
     const std::int64_t input_gradient_bytes = bytes_of(input_gradient);
-    *new_gradient_bytes = std::max<std::int64_t>(0, backward.after_bytes - forward.before_bytes - input_gradient_bytes);
-    const std::int64_t expected = forward.before_bytes + costs.kept_bytes + seed_bytes + input_gradient_bytes + *new_gradient_bytes;
+    *new_gradient_bytes = std::max<std::int64_t>(
+        0, backward.after_bytes - forward.before_bytes - input_gradient_bytes);
+    const std::int64_t expected = forward.before_bytes + costs.kept_bytes + seed_bytes +
+                                  input_gradient_bytes + *new_gradient_bytes;
     costs.backward_transient_bytes = std::max<std::int64_t>(0, backward.peak_bytes - expected);
     costs.backward_ns = backward.ns;
     return costs;
@@ -347,18 +392,22 @@ class ChainProfiler {
   std::map<const void*, std::size_t> last_user_;
 };
 
-std::int64_t on_line(std::int64_t x, std::int64_t x0, std::int64_t y0, std::int64_t x1, std::int64_t y1) {
+std::int64_t on_line(std::int64_t x, std::int64_t x0, std::int64_t y0, std::int64_t x1,
+                     std::int64_t y1) {
   const double slope = static_cast<double>(y1 - y0) / static_cast<double>(x1 - x0);
   const double y = static_cast<double>(y0) + slope * static_cast<double>(x - x0);
   return std::max<std::int64_t>(0, std::llround(y));
 }
 
-ChainCosts interpolate_costs(const ChainCosts& small, const ChainCosts& large, std::int64_t n0, std::int64_t n1, std::int64_t n) {
+ChainCosts interpolate_costs(const ChainCosts& small, const ChainCosts& large, std::int64_t n0,
+                             std::int64_t n1, std::int64_t n) {
   ChainCosts costs = small;
   for (std::size_t i = 0; i < costs.stages.size(); ++i) {
     StageCosts& stage = costs.stages[i];
     const StageCosts& other = large.stages[i];
-    const auto move = [&](std::int64_t& value, std::int64_t far) { value = on_line(n, n0, value, n1, far); };
+    const auto move = [&](std::int64_t& value, std::int64_t far) {
+      value = on_line(n, n0, value, n1, far);
+    };
     move(stage.output_bytes, other.output_bytes);
     move(stage.grad_bytes, other.grad_bytes);
     move(stage.forward_ns, other.forward_ns);
@@ -406,7 +455,8 @@ ChainCosts empty_costs(const ChainCosts& like) {
   for (StageCosts& stage : costs.stages) {
     const std::size_t num_options = stage.options.size();
     const std::string name = stage.name;
-    const std::int64_t param_grad_bytes = stage.param_grad_bytes;  // does not depend on the number of samples
+    const std::int64_t param_grad_bytes =
+        stage.param_grad_bytes;  // does not depend on the number of samples
     stage = StageCosts{};
     stage.name = name;
     stage.param_grad_bytes = param_grad_bytes;
@@ -424,7 +474,8 @@ ChainProfile empty_profile(const ChainProfile& like) {
   return profile;
 }
 
-std::optional<ChainProfile> profile_chain(const Chain& chain, const MicroBatch& micro, std::optional<at::ScalarType> half,
+std::optional<ChainProfile> profile_chain(const Chain& chain, const MicroBatch& micro,
+                                          std::optional<at::ScalarType> half,
                                           std::optional<at::ScalarType> compute) {
   const RandomState random = RandomState::capture();
   std::optional<ChainProfile> profile;
@@ -437,15 +488,18 @@ std::optional<ChainProfile> profile_chain(const Chain& chain, const MicroBatch& 
   return profile;
 }
 
-std::optional<ChainProfile> count_chain(const Chain& chain, const MicroBatch& like, std::int64_t num_samples,
+std::optional<ChainProfile> count_chain(const Chain& chain, const MicroBatch& like,
+                                        std::int64_t num_samples,
                                         std::optional<at::ScalarType> half) {
   if (!chain.runs_without_memory()) return std::nullopt;
   ShapeMeter::instance();
   MicroBatch shapes;
   shapes.num_samples = num_samples;
   shapes.num_items = like.num_items / std::max<std::int64_t>(1, like.num_samples) * num_samples;
-  for (const at::Tensor& input : like.inputs) shapes.inputs.push_back(shape_with(input, num_samples));
-  for (const at::Tensor& target : like.targets) shapes.targets.push_back(shape_with(target, num_samples));
+  for (const at::Tensor& input : like.inputs)
+    shapes.inputs.push_back(shape_with(input, num_samples));
+  for (const at::Tensor& target : like.targets)
+    shapes.targets.push_back(shape_with(target, num_samples));
   Tensors tensors;
   for (std::size_t i = 0; i < chain.size(); ++i) {
     const auto module = chain.stage(i).module();
@@ -456,7 +510,7 @@ std::optional<ChainProfile> count_chain(const Chain& chain, const MicroBatch& li
     }
     for (const at::Tensor& buffer : module->buffers()) tensors.push_back(buffer);
   }
-  const WithoutMemory without(tensors);
+  const MetaSwapScope without(tensors);
   const CountOnlyScope count_only;
   try {
     return profile_chain(chain, shapes, half);
@@ -468,7 +522,9 @@ std::optional<ChainProfile> count_chain(const Chain& chain, const MicroBatch& li
 
 bool agree(const ChainProfile& measured, const ChainProfile& counted) {
   bool same = measured.input_bytes == counted.input_bytes;
-  const auto compare = [&](std::int64_t a, std::int64_t b) { same = same && a <= b && b <= a + a / 100 + 1024; };
+  const auto compare = [&](std::int64_t a, std::int64_t b) {
+    same = same && a <= b && b <= a + a / 100 + 1024;
+  };
   for (std::size_t i = 0; i < measured.appearing.stages.size(); ++i) {
     for_bytes(measured.appearing.stages[i], counted.appearing.stages[i], compare);
     for_bytes(measured.allocated.stages[i], counted.allocated.stages[i], compare);
@@ -485,12 +541,16 @@ void take_bytes(ChainProfile& profile, const ChainProfile& counted) {
   }
 }
 
-ChainProfile interpolate(const ChainProfile& small, const ChainProfile& large, std::int64_t num_samples) {
+ChainProfile interpolate(const ChainProfile& small, const ChainProfile& large,
+                         std::int64_t num_samples) {
   ChainProfile profile;
   profile.num_samples = num_samples;
-  profile.input_bytes = on_line(num_samples, small.num_samples, small.input_bytes, large.num_samples, large.input_bytes);
-  profile.appearing = interpolate_costs(small.appearing, large.appearing, small.num_samples, large.num_samples, num_samples);
-  profile.allocated = interpolate_costs(small.allocated, large.allocated, small.num_samples, large.num_samples, num_samples);
+  profile.input_bytes = on_line(num_samples, small.num_samples, small.input_bytes,
+                                large.num_samples, large.input_bytes);
+  profile.appearing = interpolate_costs(small.appearing, large.appearing, small.num_samples,
+                                        large.num_samples, num_samples);
+  profile.allocated = interpolate_costs(small.allocated, large.allocated, small.num_samples,
+                                        large.num_samples, num_samples);
   return profile;
 }
 

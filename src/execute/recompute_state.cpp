@@ -1,7 +1,7 @@
 #include "execute/recompute_state.h"
 
-#include <headroom/core/torch_compat.h>
 #include <headroom/memory/meter.h>
+#include "core/torch_compat.h"
 
 #include <ATen/autocast_mode.h>
 #include <torch/nn/module.h>
@@ -33,8 +33,9 @@ AutocastState AutocastState::capture() {
 }
 
 bool AutocastState::operator==(const AutocastState& other) const {
-  return cpu_enabled_ == other.cpu_enabled_ && cuda_enabled_ == other.cuda_enabled_ && cpu_dtype_ == other.cpu_dtype_ &&
-         cuda_dtype_ == other.cuda_dtype_ && cache_enabled_ == other.cache_enabled_;
+  return cpu_enabled_ == other.cpu_enabled_ && cuda_enabled_ == other.cuda_enabled_ &&
+         cpu_dtype_ == other.cpu_dtype_ && cuda_dtype_ == other.cuda_dtype_ &&
+         cache_enabled_ == other.cache_enabled_;
 }
 
 void AutocastState::restore() const {
@@ -45,7 +46,8 @@ void AutocastState::restore() const {
   at::autocast::set_autocast_cache_enabled(cache_enabled_);
 }
 
-AutocastStateScope::AutocastStateScope(const AutocastState& state) : before_(AutocastState::capture()) {
+AutocastStateScope::AutocastStateScope(const AutocastState& state)
+    : before_(AutocastState::capture()) {
   AutocastState uncached = state;
   if (state.cpu_enabled_ || state.cuda_enabled_) uncached.cache_enabled_ = false;
   changed_ = !(uncached == before_);
@@ -57,24 +59,29 @@ AutocastStateScope::~AutocastStateScope() {
 }
 
 TrainingFlags::TrainingFlags(const torch::nn::Module& module) {
-  for (const std::shared_ptr<torch::nn::Module>& each : module.modules()) flags_.emplace_back(each, each->is_training());
+  for (const std::shared_ptr<torch::nn::Module>& each : module.modules())
+    flags_.emplace_back(each, each->is_training());
 }
 
 TrainingFlags TrainingFlags::exchange() const {
   TrainingFlags before;
   const auto differs = [](const auto& flag) { return flag.first->is_training() != flag.second; };
   if (std::none_of(flags_.begin(), flags_.end(), differs)) return before;
-  for (const auto& [module, training] : flags_) before.flags_.emplace_back(module, module->is_training());
-  // train() sets the modules inside as well; they come later in the list and get their own flags then.
+  for (const auto& [module, training] : flags_)
+    before.flags_.emplace_back(module, module->is_training());
+  // train() sets the modules inside as well; they come later in the list and get their own flags
+  // then.
   for (const auto& [module, training] : flags_) {
     if (module->is_training() != training) module->train(training);
   }
   return before;
 }
 
-UndoWritesScope::UndoWritesScope() : outer_(undo_scope), newest_old_allocation_(MemoryMeter::instance().num_allocations()) {
-  callback_ = at::addThreadLocalCallback(
-      at::RecordFunctionCallback(&UndoWritesScope::on_operation).needsInputs(true).scopes({at::RecordScope::FUNCTION}));
+UndoWritesScope::UndoWritesScope()
+    : outer_(undo_scope), newest_old_allocation_(MemoryMeter::instance().num_allocations()) {
+  callback_ = at::addThreadLocalCallback(at::RecordFunctionCallback(&UndoWritesScope::on_operation)
+                                             .needsInputs(true)
+                                             .scopes({at::RecordScope::FUNCTION}));
   undo_scope = this;
 }
 
@@ -82,7 +89,8 @@ UndoWritesScope::~UndoWritesScope() {
   at::removeCallback(callback_);
   undo_scope = nullptr;
   const at::NoGradGuard no_grad;
-  // Backwards, because a tensor may have been noted twice, as two views. Through variable_data, so that no version is counted up.
+  // Backwards, because a tensor may have been noted twice, as two views. Through variable_data, so
+  // that no version is counted up.
   for (auto written = written_.rbegin(); written != written_.rend(); ++written) {
     written->tensor.variable_data().copy_(written->value_before);
   }
@@ -93,7 +101,8 @@ void UndoWritesScope::rethrow_failure() const {
   if (failure_) std::rethrow_exception(failure_);
 }
 
-std::unique_ptr<at::ObserverContext> UndoWritesScope::on_operation(const at::RecordFunction& operation) {
+std::unique_ptr<at::ObserverContext> UndoWritesScope::on_operation(
+    const at::RecordFunction& operation) {
   UndoWritesScope* scope = undo_scope;
   if (!scope) return nullptr;
   const std::string_view name = operation.name();
@@ -102,7 +111,8 @@ std::unique_ptr<at::ObserverContext> UndoWritesScope::on_operation(const at::Rec
   try {
     if (is_in_place(name)) {
       if (!inputs.empty()) scope->note(inputs[0]);
-    } else if (name.find("batch_norm") != std::string_view::npos && name.find("backward") == std::string_view::npos && inputs.size() > 5) {
+    } else if (name.find("batch_norm") != std::string_view::npos &&
+               name.find("backward") == std::string_view::npos && inputs.size() > 5) {
       const bool training = !inputs[5].isBool() || inputs[5].toBool();
       if (training) scope->note(inputs[3]), scope->note(inputs[4]);
     }
@@ -125,8 +135,8 @@ void UndoWritesScope::note(const at::Tensor& tensor) {
   if (!tensor.defined() || tensor.requires_grad() || !tensor.has_storage()) return;
   if (MemoryMeter::instance().allocation_number(tensor) > newest_old_allocation_) return;
   for (const Written& written : written_) {
-    if (written.tensor.data_ptr() == tensor.data_ptr() && written.tensor.sizes() == tensor.sizes() &&
-        written.tensor.strides() == tensor.strides()) {
+    if (written.tensor.data_ptr() == tensor.data_ptr() &&
+        written.tensor.sizes() == tensor.sizes() && written.tensor.strides() == tensor.strides()) {
       return;
     }
   }

@@ -5,8 +5,8 @@
 
 #include <cstdint>
 #include <exception>
-#include <memory>
 #include <vector>
+#include "memory"
 
 namespace torch::nn {
 class Module;
@@ -27,8 +27,8 @@ class AutocastState {
   friend class AutocastStateScope;
 };
 
-/// Autocast is as `state` says while the scope lives, but caches no cast weights: one that was made for a graph of the moment must not be
-/// found by anybody else.
+/// Autocast is as `state` says while the scope lives, but caches no cast weights: one that was made
+/// for a graph of the moment must not be found by anybody else.
 class AutocastStateScope {
  public:
   explicit AutocastStateScope(const AutocastState& state);
@@ -65,8 +65,9 @@ class TrainingFlagsScope {
   TrainingFlags before_;
 };
 
-/// While the scope lives, in-place operations of this thread on tensors that are older than the scope and do not require grad are noted,
-/// and their effect is undone at the end. Knows that batch norm in training writes its running statistics.
+/// While the scope lives, in-place operations of this thread on tensors that are older than the
+/// scope and do not require grad are noted, and their effect is undone at the end. Knows that batch
+/// norm in training writes its running statistics.
 class UndoWritesScope {
  public:
   UndoWritesScope();

@@ -10,13 +10,15 @@ namespace headroom {
 /// A file without a name, for bytes that come back before the process ends. Thread-safe.
 class SpillFile {
  public:
-  /// In `folder`; empty: the system's folder for temporary files. Throws ConfigError when that is not possible.
+  /// In `folder`; empty: the system's folder for temporary files. Throws ConfigError when that is
+  /// not possible.
   explicit SpillFile(const std::string& folder);
   ~SpillFile();
   SpillFile(const SpillFile&) = delete;
   SpillFile& operator=(const SpillFile&) = delete;
 
-  /// Returns where the bytes are. Throws BudgetError, with the numbers, when they cannot be written.
+  /// Returns where the bytes are. Throws BudgetError, with the numbers, when they cannot be
+  /// written.
   std::int64_t write(const void* data, std::size_t num_bytes);
   /// Throws DataError when the bytes cannot be read back.
   void read(std::int64_t offset, void* data, std::size_t num_bytes) const;

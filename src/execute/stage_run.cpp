@@ -4,8 +4,8 @@
 #include <headroom/execute/autocast.h>
 #include <headroom/execute/keep_as.h>
 #include <headroom/memory/meter.h>
-#include <headroom/ops/convert.h>
-#include <headroom/ops/direct_gradient.h>
+#include "ops/convert.h"
+#include "ops/direct_gradient.h"
 
 #include "execute/recompute_state.h"
 
@@ -25,13 +25,16 @@ at::Tensor make_gradient(const at::Tensor& parameter) {
   return torch::empty_like(parameter, at::MemoryFormat::Contiguous);
 }
 
-// The form in which a boundary is held. Where `keep_as` has stored it for backward anyway, it is the same memory.
+// The form in which a boundary is held. Where `keep_as` has stored it for backward anyway, it is
+// the same memory.
 Tensors encode(const StageCall& call, const Tensors& outputs, const KeepAsScope* keep_as) {
   Tensors encoded;
   encoded.reserve(outputs.size());
   for (const at::Tensor& output : outputs) {
-    const bool converts = call.half && !call.is_last && output.defined() && output.scalar_type() == at::kFloat;
-    at::Tensor half = converts && keep_as != nullptr ? keep_as->stored_half(output.detach()) : at::Tensor();
+    const bool converts =
+        call.half && !call.is_last && output.defined() && output.scalar_type() == at::kFloat;
+    at::Tensor half =
+        converts && keep_as != nullptr ? keep_as->stored_half(output.detach()) : at::Tensor();
     if (converts && !half.defined()) half = convert(output.detach(), *call.half);
     encoded.push_back(converts || !output.defined() ? half : output.detach());
   }
@@ -39,15 +42,18 @@ Tensors encode(const StageCall& call, const Tensors& outputs, const KeepAsScope*
 }
 
 at::Tensor decode(const StageCall& call, const at::Tensor& input) {
-  const bool converts = call.half && !call.is_first && input.defined() && input.scalar_type() == *call.half;
+  const bool converts =
+      call.half && !call.is_first && input.defined() && input.scalar_type() == *call.half;
   return !input.defined() ? input : converts ? convert(input, at::kFloat) : input.detach();
 }
 
 // The plan counts options from the first that half precision may use.
-int stage_option(const StageCall& call, int option) { return call.half ? call.stage.half_option() + option : option; }
+int stage_option(const StageCall& call, int option) {
+  return call.half ? call.stage.half_option() + option : option;
+}
 
-// Precision as the call says, for one forward. Autocast has no cache of cast weights here: one that was made without gradients must not be
-// found by a forward that needs them.
+// Precision as the call says, for one forward. Autocast has no cache of cast weights here: one that
+// was made without gradients must not be found by a forward that needs them.
 class ComputeScope {
  public:
   ComputeScope(const StageCall& call, const Tensors& inputs) : kept_type_(call.half) {
@@ -77,7 +83,8 @@ Tensors forward_discarding(const StageCall& call, const Tensors& inputs) {
   return encode(call, outputs, nullptr);
 }
 
-KeptStage forward_keeping(const StageCall& call, const Tensors& inputs, int option, const std::shared_ptr<StoredBoundary>& stored) {
+KeptStage forward_keeping(const StageCall& call, const Tensors& inputs, int option,
+                          const std::shared_ptr<StoredBoundary>& stored) {
   const torch::AutoGradMode with_grad(true);
   KeptStage kept;
   std::optional<KeepAsScope> keep_as;
@@ -90,8 +97,10 @@ KeptStage forward_keeping(const StageCall& call, const Tensors& inputs, int opti
     if (!call.is_first && value.defined() && value.is_floating_point()) {
       tap = std::shared_ptr<GradientTap>(new GradientTap, torch::autograd::deleteNode);
       torch::autograd::create_gradient_edge(value, tap);
-      // The boundary is in memory as it is: a stage that saves its input must not store it a second time.
-      if (!stored && value.scalar_type() != input.scalar_type()) keep_as->already_stored(value, input);
+      // The boundary is in memory as it is: a stage that saves its input must not store it a second
+      // time.
+      if (!stored && value.scalar_type() != input.scalar_type())
+        keep_as->already_stored(value, input);
     }
     kept.taps.push_back(std::move(tap));
     values.push_back(std::move(value));
@@ -105,14 +114,17 @@ KeptStage forward_keeping(const StageCall& call, const Tensors& inputs, int opti
   }
   values.clear();
   for (const at::Tensor& output : outputs) {
-    kept.roots.push_back(output.defined() && output.requires_grad() ? torch::autograd::impl::gradient_edge(output)
-                                                                    : torch::autograd::Edge());
+    kept.roots.push_back(output.defined() && output.requires_grad()
+                             ? torch::autograd::impl::gradient_edge(output)
+                             : torch::autograd::Edge());
   }
   kept.outputs = encode(call, outputs, keep_as ? &*keep_as : nullptr);
   return kept;
 }
 
-Tensors loss_gradient(const KeptStage& last, double scale) { return {torch::full_like(last.outputs.at(0), scale)}; }
+Tensors loss_gradient(const KeptStage& last, double scale) {
+  return {torch::full_like(last.outputs.at(0), scale)};
+}
 
 Tensors backward_through(KeptStage kept, Tensors output_gradients) {
   torch::autograd::edge_list roots;
@@ -127,12 +139,14 @@ Tensors backward_through(KeptStage kept, Tensors output_gradients) {
   output_gradients.clear();
   if (!roots.empty()) {
     const DirectGradientScope direct(make_gradient);
-    torch::autograd::Engine::get_default_engine().execute(roots, seeds, /*keep_graph=*/false, /*create_graph=*/false,
+    torch::autograd::Engine::get_default_engine().execute(roots, seeds, /*keep_graph=*/false,
+                                                          /*create_graph=*/false,
                                                           /*accumulate_grad=*/true, /*outputs=*/{});
   }
   Tensors input_gradients;
   input_gradients.reserve(kept.taps.size());
-  for (const auto& tap : kept.taps) input_gradients.push_back(tap ? std::move(tap->gradient) : at::Tensor());
+  for (const auto& tap : kept.taps)
+    input_gradients.push_back(tap ? std::move(tap->gradient) : at::Tensor());
   return input_gradients;
 }
 
@@ -153,31 +167,37 @@ void StageState::check_parameters(const Stage& stage) const {
   std::size_t index = 0;
   for (const auto& item : module->named_parameters()) {
     if (static_cast<std::uint32_t>(item.value()._version()) != parameter_versions_[index++]) {
-      throw Error(ExitCode::kInternal, fmt::format("stage '{}': parameter '{}' was changed between forward and recompute; "
-                                                   "update parameters only after backward",
-                                                   stage.name(), item.key()));
+      throw Error(
+          ExitCode::kInternal,
+          fmt::format("stage '{}': parameter '{}' was changed between forward and recompute; "
+                      "update parameters only after backward",
+                      stage.name(), item.key()));
     }
   }
 }
 
-RecomputeScope::RecomputeScope(const Stage& stage, const StageState& state) : random_(state.random()) {
+RecomputeScope::RecomputeScope(const Stage& stage, const StageState& state)
+    : random_(state.random()) {
   const auto module = stage.module();
   if (!module) return;
   for (const at::Tensor& buffer : module->buffers()) {
     if (!buffer.defined() || buffer.numel() == 0 || buffer.is_meta()) continue;
     const at::Tensor bytes = buffer.contiguous().cpu();
-    buffers_.emplace_back(buffer, std::string(static_cast<const char*>(bytes.data_ptr()), bytes.nbytes()));
+    buffers_.emplace_back(buffer,
+                          std::string(static_cast<const char*>(bytes.data_ptr()), bytes.nbytes()));
   }
 }
 
 RecomputeScope::~RecomputeScope() {
   for (auto& [buffer, bytes] : buffers_) {
-    // data() has a version counter of its own: backward may have saved the buffer and must not see it as modified.
+    // data() has a version counter of its own: backward may have saved the buffer and must not see
+    // it as modified.
     at::Tensor plain = buffer.data();
     if (plain.is_cpu() && plain.is_contiguous()) {
       std::memcpy(plain.data_ptr(), bytes.data(), bytes.size());
     } else {
-      plain.copy_(torch::from_blob(bytes.data(), plain.sizes(), plain.options().device(torch::kCPU)));
+      plain.copy_(
+          torch::from_blob(bytes.data(), plain.sizes(), plain.options().device(torch::kCPU)));
     }
   }
 }

@@ -1,6 +1,7 @@
 #pragma once
 
-// How the executor, and the profile that predicts it, run one stage. Both must do the same, or predictions would be wrong.
+// How the executor, and the profile that predicts it, run one stage. Both must do the same, or
+// predictions would be wrong.
 
 #include <headroom/core/random.h>
 #include <headroom/model/chain.h>
@@ -12,11 +13,11 @@
 #include <torch/csrc/autograd/function.h>
 
 #include <cstdint>
-#include <memory>
 #include <optional>
 #include <string>
 #include <utility>
 #include <vector>
+#include "memory"
 
 namespace headroom {
 
@@ -39,35 +40,42 @@ struct StageCall {
   const MicroBatch& micro;
   bool is_first = false;  ///< its inputs are the chain's, which need no gradient
   bool is_last = false;   ///< its output is the loss
-  /// When set, what is kept between forward and backward, and the boundaries between stages, are in this type; computing stays in fp32.
+  /// When set, what is kept between forward and backward, and the boundaries between stages, are in
+  /// this type; computing stays in fp32.
   std::optional<at::ScalarType> half;
-  /// When set, forward runs under autocast to this type. Boundaries are then in whatever type the stage returns.
+  /// When set, forward runs under autocast to this type. Boundaries are then in whatever type the
+  /// stage returns.
   std::optional<at::ScalarType> compute;
 };
 
-/// A stage between its forward and its backward. Holds the graph by its edges, so that it keeps no tensor alive that backward does not
-/// need.
+/// A stage between its forward and its backward. Holds the graph by its edges, so that it keeps no
+/// tensor alive that backward does not need.
 struct KeptStage {
-  Tensors outputs;                                 ///< without graph, as the next stage reads them
-  torch::autograd::edge_list roots;                ///< where the gradients of the outputs enter; no function: not differentiable
-  std::vector<std::shared_ptr<GradientTap>> taps;  ///< where the gradients of the inputs come out; null: none is wanted
+  Tensors outputs;  ///< without graph, as the next stage reads them
+  torch::autograd::edge_list
+      roots;  ///< where the gradients of the outputs enter; no function: not differentiable
+  std::vector<std::shared_ptr<GradientTap>>
+      taps;  ///< where the gradients of the inputs come out; null: none is wanted
 };
 
 /// Runs forward and keeps nothing but what it returns.
 Tensors forward_discarding(const StageCall& call, const Tensors& inputs);
 
-/// Runs forward and keeps what backward needs. With `stored`, of which `inputs` were read, backward reads the inputs from there again.
+/// Runs forward and keeps what backward needs. With `stored`, of which `inputs` were read, backward
+/// reads the inputs from there again.
 KeptStage forward_keeping(const StageCall& call, const Tensors& inputs, int option,
                           const std::shared_ptr<StoredBoundary>& stored = nullptr);
 
-/// The gradient that backward of the last stage starts from: `scale` for the loss, its first output.
+/// The gradient that backward of the last stage starts from: `scale` for the loss, its first
+/// output.
 Tensors loss_gradient(const KeptStage& last, double scale);
 
-/// Runs backward: adds to the gradients of the stage's parameters and returns those of its inputs (undefined where none is wanted).
-/// Whatever the stage kept is gone afterwards.
+/// Runs backward: adds to the gradients of the stage's parameters and returns those of its inputs
+/// (undefined where none is wanted). Whatever the stage kept is gone afterwards.
 Tensors backward_through(KeptStage kept, Tensors output_gradients);
 
-/// Remembers what a stage's forward depends on besides its inputs, so that a second forward gives the same values and leaves no trace.
+/// Remembers what a stage's forward depends on besides its inputs, so that a second forward gives
+/// the same values and leaves no trace.
 class StageState {
  public:
   /// Call right before the first forward.
@@ -83,8 +91,8 @@ class StageState {
   std::vector<std::uint32_t> parameter_versions_;
 };
 
-/// For the lifetime of the scope the random state is that of the stage's first forward; afterwards random state and buffers
-/// (BatchNorm's statistics) are as they were before it.
+/// For the lifetime of the scope the random state is that of the stage's first forward; afterwards
+/// random state and buffers (BatchNorm's statistics) are as they were before it.
 class RecomputeScope {
  public:
   RecomputeScope(const Stage& stage, const StageState& state);
@@ -94,7 +102,8 @@ class RecomputeScope {
 
  private:
   RandomStateScope random_;
-  std::vector<std::pair<at::Tensor, std::string>> buffers_;  // with their bytes: copies outside of tensor memory
+  std::vector<std::pair<at::Tensor, std::string>>
+      buffers_;  // with their bytes: copies outside of tensor memory
 };
 
 /// A number that is the same for equal bytes, to compare a recomputed value with the first one.

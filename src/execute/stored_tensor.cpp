@@ -1,6 +1,6 @@
 #include "execute/stored_tensor.h"
 
-#include <headroom/ops/convert.h>
+#include "ops/convert.h"
 
 #include <torch/types.h>
 
@@ -8,14 +8,18 @@
 
 namespace headroom {
 
-InHalf::InHalf(at::ScalarType dtype, at::Tensor flat_half) : dtype_(dtype), half_(std::move(flat_half)) {}
+InHalf::InHalf(at::ScalarType dtype, at::Tensor flat_half)
+    : dtype_(dtype), half_(std::move(flat_half)) {}
 
 at::Tensor InHalf::restore() const { return convert(half_, dtype_); }
 
 std::int64_t InHalf::num_bytes() const { return static_cast<std::int64_t>(half_.nbytes()); }
 
 OnDisk::OnDisk(const at::Tensor& flat, std::shared_ptr<SpillFile> file)
-    : file_(std::move(file)), options_(flat.options()), num_elements_(flat.numel()), num_bytes_(flat.nbytes()) {
+    : file_(std::move(file)),
+      options_(flat.options()),
+      num_elements_(flat.numel()),
+      num_bytes_(flat.nbytes()) {
   offset_ = file_->write(flat.cpu().data_ptr(), num_bytes_);
 }
 
@@ -29,21 +33,25 @@ at::Tensor OnDisk::restore() const {
 
 std::int64_t OnDisk::num_bytes() const { return static_cast<std::int64_t>(num_bytes_); }
 
-std::shared_ptr<const Stored> store_flat(const at::Tensor& flat, KeepAs format, const std::shared_ptr<SpillFile>& file) {
+std::shared_ptr<const Stored> store_flat(const at::Tensor& flat, KeepAs format,
+                                         const std::shared_ptr<SpillFile>& file) {
   if (format == KeepAs::kDisk) return std::make_shared<OnDisk>(flat, file);
   if (flat.scalar_type() != at::kFloat && flat.scalar_type() != at::kDouble) return nullptr;
-  return std::make_shared<InHalf>(flat.scalar_type(), convert(flat, format == KeepAs::kFp16 ? at::kHalf : at::kBFloat16));
+  return std::make_shared<InHalf>(
+      flat.scalar_type(), convert(flat, format == KeepAs::kFp16 ? at::kHalf : at::kBFloat16));
 }
 
-void AsItIs::call_pack_hook(const at::Tensor& tensor) {
+void PassThroughHooks::call_pack_hook(const at::Tensor& tensor) {
   tensor_ = tensor.detach();
   version_ = tensor._version();
 }
 
-at::Tensor AsItIs::call_unpack_hook() {
+at::Tensor PassThroughHooks::call_unpack_hook() {
   TORCH_CHECK(tensor_._version() == version_,
-              "one of the variables needed for gradient computation has been modified by an inplace operation: ", tensor_.toString(), " ",
-              tensor_.sizes(), " is at version ", tensor_._version(), "; expected version ", version_, " instead");
+              "one of the variables needed for gradient computation has been modified by an "
+              "inplace operation: ",
+              tensor_.toString(), " ", tensor_.sizes(), " is at version ", tensor_._version(),
+              "; expected version ", version_, " instead");
   return tensor_;
 }
 

@@ -8,20 +8,23 @@
 #include <torch/csrc/autograd/saved_variable_hooks.h>
 
 #include <cstdint>
-#include <memory>
+#include "memory"
 
 #include "execute/spill_file.h"
 
 namespace headroom {
 
-/// Elements in another form, in the order in which they lie in memory. Several holders may share them, in several shapes.
+/// Elements in another form, in the order in which they lie in memory. Several holders may share
+/// them, in several shapes.
 class Stored {
  public:
   virtual ~Stored() = default;
   /// A flat tensor of all elements, in their own type and on their own device.
   virtual at::Tensor restore() const = 0;
   virtual std::int64_t num_bytes() const = 0;
-  virtual at::Tensor flat_half() const { return {}; }  ///< the halves themselves, where that is what is stored
+  virtual at::Tensor flat_half() const {
+    return {};
+  }  ///< the halves themselves, where that is what is stored
 };
 
 class InHalf final : public Stored {
@@ -51,11 +54,14 @@ class OnDisk final : public Stored {
   std::int64_t offset_ = 0;
 };
 
-/// `flat` in the form that `format` gives to its type; null when that is the form it has. `file` is for KeepAs::kDisk.
-std::shared_ptr<const Stored> store_flat(const at::Tensor& flat, KeepAs format, const std::shared_ptr<SpillFile>& file);
+/// `flat` in the form that `format` gives to its type; null when that is the form it has. `file` is
+/// for KeepAs::kDisk.
+std::shared_ptr<const Stored> store_flat(const at::Tensor& flat, KeepAs format,
+                                         const std::shared_ptr<SpillFile>& file);
 
-/// One saved tensor that is kept as usual. With hooks in place LibTorch leaves the check of versions to us.
-class AsItIs final : public torch::autograd::SavedVariableHooks {
+/// One saved tensor that is kept as usual. With hooks in place LibTorch leaves the check of
+/// versions to us.
+class PassThroughHooks final : public torch::autograd::SavedVariableHooks {
  public:
   void call_pack_hook(const at::Tensor& tensor) override;
   at::Tensor call_unpack_hook() override;

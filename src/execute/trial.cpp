@@ -1,4 +1,4 @@
-#include <headroom/execute/trial.h>
+#include "execute/trial.h"
 
 #include <headroom/memory/meter.h>
 
@@ -20,13 +20,15 @@ void clear_gradients(const Chain& chain) {
 
 }  // namespace
 
-std::optional<std::int64_t> time_operations(const Chain& chain, const MicroBatch& micro, const std::vector<Operation>& operations,
+std::optional<std::int64_t> time_operations(const Chain& chain, const MicroBatch& micro,
+                                            const std::vector<Operation>& operations,
                                             const ExecutorOptions& options, bool gradients_appear) {
   constexpr std::size_t kMostRuns = 7;
   constexpr std::int64_t kEnoughNs = 200'000'000;
   std::vector<std::unique_ptr<RecomputeScope>> as_before;
   for (std::size_t i = 0; i < chain.size(); ++i) {
-    as_before.push_back(std::make_unique<RecomputeScope>(chain.stage(i), StageState::record(chain.stage(i))));
+    as_before.push_back(
+        std::make_unique<RecomputeScope>(chain.stage(i), StageState::record(chain.stage(i))));
   }
   Executor executor(chain, options);
   clear_gradients(chain);
@@ -37,8 +39,10 @@ std::optional<std::int64_t> time_operations(const Chain& chain, const MicroBatch
     while (runs_ns.size() < kMostRuns && spent_ns < kEnoughNs) {
       if (gradients_appear) clear_gradients(chain);
       const auto start = Clock::now();
-      executor.accumulate(micro, operations, 1.0 / static_cast<double>(std::max<std::int64_t>(micro.num_items, 1)));
-      runs_ns.push_back(std::chrono::duration_cast<std::chrono::nanoseconds>(Clock::now() - start).count());
+      executor.accumulate(micro, operations,
+                          1.0 / static_cast<double>(std::max<std::int64_t>(micro.num_items, 1)));
+      runs_ns.push_back(
+          std::chrono::duration_cast<std::chrono::nanoseconds>(Clock::now() - start).count());
       spent_ns += runs_ns.back();
     }
   } catch (const c10::OutOfMemoryError&) {

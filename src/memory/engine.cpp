@@ -24,11 +24,14 @@ struct BackwardDepth {
 // One call of backward() on this thread.
 class BackwardCall {
  public:
-  explicit BackwardCall(bool keeps_graph) : outer_(current), keeps_graph_(keeps_graph) { current = this; }
+  explicit BackwardCall(bool keeps_graph) : outer_(current), keeps_graph_(keeps_graph) {
+    current = this;
+  }
   ~BackwardCall() {
     current = outer_;
     for (const std::weak_ptr<BackwardListener>& weak : listeners_) {
-      if (const std::shared_ptr<BackwardListener> listener = weak.lock()) listener->backward_ended();
+      if (const std::shared_ptr<BackwardListener> listener = weak.lock())
+        listener->backward_ended();
     }
   }
   BackwardCall(const BackwardCall&) = delete;
@@ -65,8 +68,10 @@ class HookEngine final : public autograd::Engine {
     return hook_source ? hook_source->make_hooks() : nullptr;
   }
 
-  autograd::variable_list execute(const autograd::edge_list& roots, const autograd::variable_list& inputs, bool keep_graph,
-                                  bool create_graph, bool accumulate_grad, const autograd::edge_list& outputs) override {
+  autograd::variable_list execute(const autograd::edge_list& roots,
+                                  const autograd::variable_list& inputs, bool keep_graph,
+                                  bool create_graph, bool accumulate_grad,
+                                  const autograd::edge_list& outputs) override {
     try {
       const BackwardDepth depth;
       const BackwardCall call(keep_graph);
@@ -77,7 +82,8 @@ class HookEngine final : public autograd::Engine {
     }
   }
 
-  // The base engine leaves the tasks that a failed backward did not get to in this thread's ready queue, where they pin the graph.
+  // The base engine leaves the tasks that a failed backward did not get to in this thread's ready
+  // queue, where they pin the graph.
   void release_failed() {
     if (backward_depth == 0) init_local_ready_queue(std::make_shared<autograd::ReadyQueue>());
   }
@@ -103,7 +109,8 @@ bool install_engine() {
 SavedTensorHookScope::SavedTensorHookScope(SavedTensorHookSource* source) : before_(hook_source) {
   if (source && !install_engine()) {
     throw Error(ExitCode::kInternal,
-                "another autograd engine is in place (this process runs Python?): saved-tensor hooks need the engine of LibTorch itself");
+                "another autograd engine is in place (this process runs Python?): saved-tensor "
+                "hooks need the engine of LibTorch itself");
   }
   hook_source = source;
 }
@@ -112,7 +119,9 @@ SavedTensorHookScope::~SavedTensorHookScope() { hook_source = before_; }
 
 SavedTensorHookSource* current_hook_source() { return hook_source; }
 
-bool backward_keeps_graph() { return BackwardCall::current && BackwardCall::current->keeps_graph(); }
+bool backward_keeps_graph() {
+  return BackwardCall::current && BackwardCall::current->keeps_graph();
+}
 
 void tell_when_backward_ends(std::weak_ptr<BackwardListener> listener) {
   if (BackwardCall::current) BackwardCall::current->add_listener(std::move(listener));

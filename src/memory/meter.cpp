@@ -1,7 +1,7 @@
 #include <headroom/memory/meter.h>
 
 #include <headroom/core/bytes.h>
-#include <headroom/core/torch_compat.h>
+#include "core/torch_compat.h"
 
 #include <c10/core/CPUAllocator.h>
 #include <fmt/format.h>
@@ -30,17 +30,22 @@ std::string refusal(std::int64_t requested_bytes, const MemoryUse& use, std::int
   for (std::size_t i = 0; i < kNumOwners; ++i) {
     if (use.live_by_owner[i] > 0) owners.push_back(static_cast<Owner>(i));
   }
-  std::sort(owners.begin(), owners.end(),
-            [&](Owner a, Owner b) { return use.live_by_owner[index_of(a)] > use.live_by_owner[index_of(b)]; });
+  std::sort(owners.begin(), owners.end(), [&](Owner a, Owner b) {
+    return use.live_by_owner[index_of(a)] > use.live_by_owner[index_of(b)];
+  });
   std::string biggest;
   for (std::size_t i = 0; i < std::min<std::size_t>(owners.size(), 3); ++i) {
-    biggest += fmt::format("{}{} {}", i ? ", " : "", owner_name(owners[i]), format_bytes(use.live_by_owner[index_of(owners[i])]));
+    biggest += fmt::format("{}{} {}", i ? ", " : "", owner_name(owners[i]),
+                           format_bytes(use.live_by_owner[index_of(owners[i])]));
   }
-  return fmt::format("out of budget: {} bytes asked for with {} live of {} allowed ({} of {}); biggest owners: {}", requested_bytes,
-                     use.live_bytes, cap_bytes, format_bytes(use.live_bytes), format_bytes(cap_bytes), biggest.empty() ? "none" : biggest);
+  return fmt::format(
+      "out of budget: {} bytes asked for with {} live of {} allowed ({} of {}); biggest owners: {}",
+      requested_bytes, use.live_bytes, cap_bytes, format_bytes(use.live_bytes),
+      format_bytes(cap_bytes), biggest.empty() ? "none" : biggest);
 }
 
-// All counts change under one lock together with the pool, so that every figure is exact at any moment.
+// All counts change under one lock together with the pool, so that every figure is exact at any
+// moment.
 class MeteredAllocator final : public c10::Allocator {
  public:
   // Tensors may outlive every static object, so the allocator is never destroyed.
@@ -49,7 +54,9 @@ class MeteredAllocator final : public c10::Allocator {
     return *allocator;
   }
 
-  c10::DataPtr allocate(std::size_t num_bytes) HEADROOM_ALLOCATE_CONST override { return instance().take(num_bytes); }
+  c10::DataPtr allocate(std::size_t num_bytes) HEADROOM_ALLOCATE_CONST override {
+    return instance().take(num_bytes);
+  }
   c10::DeleterFnPtr raw_deleter() const override { return &give; }
   HEADROOM_DEFINE_COPY_DATA
 
@@ -127,9 +134,10 @@ class MeteredAllocator final : public c10::Allocator {
     if (!block) {
       const std::int64_t live_bytes = use_.live_bytes;
       lock.unlock();
-      throw c10::OutOfMemoryError(
-          fmt::format("the system refused {} bytes with {} bytes of tensors live; a smaller batch needs less", num_bytes, live_bytes),
-          HEADROOM_NO_BACKTRACE);
+      throw c10::OutOfMemoryError(fmt::format("the system refused {} bytes with {} bytes of "
+                                              "tensors live; a smaller batch needs less",
+                                              num_bytes, live_bytes),
+                                  HEADROOM_NO_BACKTRACE);
     }
     block->requested_bytes = bytes;
     block->allocation_number = ++last_allocation_number;
@@ -177,17 +185,21 @@ std::int64_t status_bytes(const char* key) {
 }  // namespace
 
 const char* owner_name(Owner owner) {
-  static constexpr std::array<const char*, kNumOwners> kNames = {"weights", "gradients", "optimizer", "activations", "inputs", "other"};
+  static constexpr std::array<const char*, kNumOwners> kNames = {
+      "weights", "gradients", "optimizer", "activations", "inputs", "other"};
   return kNames[index_of(owner)];
 }
 
 const char* phase_name(Phase phase) {
-  static constexpr std::array<const char*, kNumPhases> kNames = {"idle", "forward", "backward", "update"};
+  static constexpr std::array<const char*, kNumPhases> kNames = {"idle", "forward", "backward",
+                                                                 "update"};
   return kNames[index_of(phase)];
 }
 
-// Without a backtrace: finding a micro-batch that fits may throw this a thousand times, and a trace costs milliseconds.
-OutOfBudget::OutOfBudget(std::int64_t requested_bytes, std::int64_t live_bytes, std::int64_t cap_bytes, const std::string& message)
+// Without a backtrace: finding a micro-batch that fits may throw this a thousand times, and a trace
+// costs milliseconds.
+OutOfBudget::OutOfBudget(std::int64_t requested_bytes, std::int64_t live_bytes,
+                         std::int64_t cap_bytes, const std::string& message)
     : c10::OutOfMemoryError(message, HEADROOM_NO_BACKTRACE),
       requested_bytes_(requested_bytes),
       live_bytes_(live_bytes),
@@ -206,7 +218,9 @@ std::int64_t MemoryMeter::live_bytes() const { return use().live_bytes; }
 std::int64_t MemoryMeter::peak_bytes() const { return use().peak_bytes; }
 MemoryUse MemoryMeter::use() const { return MeteredAllocator::instance().use(); }
 void MemoryMeter::reset_peak() { MeteredAllocator::instance().reset_peak(); }
-void MemoryMeter::set_cap(std::int64_t cap_bytes) { MeteredAllocator::instance().set_cap(cap_bytes); }
+void MemoryMeter::set_cap(std::int64_t cap_bytes) {
+  MeteredAllocator::instance().set_cap(cap_bytes);
+}
 std::int64_t MemoryMeter::cap() const { return MeteredAllocator::instance().cap(); }
 void MemoryMeter::trim() { MeteredAllocator::instance().trim(); }
 

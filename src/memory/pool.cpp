@@ -10,13 +10,17 @@ namespace {
 constexpr std::size_t kPageBytes = 4096;
 constexpr std::size_t kSmallestBlock = 2 * sizeof(Block);
 constexpr std::size_t kBitsPerWord = 64;
-// So many blocks of the right bin are looked at before a larger bin is taken: enough to find the block of a repeated size again.
+// So many blocks of the right bin are looked at before a larger bin is taken: enough to find the
+// block of a repeated size again.
 constexpr int kMaxCandidates = 16;
 
-std::size_t round_up(std::size_t value, std::size_t unit) { return (value + unit - 1) / unit * unit; }
+std::size_t round_up(std::size_t value, std::size_t unit) {
+  return (value + unit - 1) / unit * unit;
+}
 
 void* map_pages(std::size_t bytes) {
-  void* address = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  void* address = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE,
+                         MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   return address == MAP_FAILED ? nullptr : address;
 }
 
@@ -24,7 +28,8 @@ void* map_pages(std::size_t bytes) {
 std::uint64_t bits_between(std::size_t first, std::size_t last) {
   const std::size_t low = first % kBitsPerWord;
   const std::size_t count = std::min(last - first, kBitsPerWord - low);
-  const std::uint64_t ones = count == kBitsPerWord ? ~std::uint64_t{0} : (std::uint64_t{1} << count) - 1;
+  const std::uint64_t ones =
+      count == kBitsPerWord ? ~std::uint64_t{0} : (std::uint64_t{1} << count) - 1;
   return ones << low;
 }
 
@@ -56,19 +61,23 @@ void Heap::unlink(Block* block) {
     bins_[bin.magnitude][bin.step] = block->next_free;
     if (!block->next_free) {
       steps_with_blocks_[bin.magnitude] &= ~(std::uint32_t{1} << bin.step);
-      if (!steps_with_blocks_[bin.magnitude]) magnitudes_with_blocks_ &= ~(std::uint64_t{1} << bin.magnitude);
+      if (!steps_with_blocks_[bin.magnitude])
+        magnitudes_with_blocks_ &= ~(std::uint64_t{1} << bin.magnitude);
     }
   }
   block->is_free = false;
 }
 
-// The smallest of the first candidates that is large enough; a block with resident pages is preferred to a clean one of equal size.
+// The smallest of the first candidates that is large enough; a block with resident pages is
+// preferred to a clean one of equal size.
 Block* Heap::fit_in(Block* candidates, std::size_t size) const {
   Block* best = nullptr;
   for (int i = 0; candidates && i < kMaxCandidates; ++i, candidates = candidates->next_free) {
     if (candidates->size == size && !candidates->is_clean) return candidates;
     if (candidates->size < size) continue;
-    if (!best || candidates->size < best->size || (candidates->size == best->size && best->is_clean)) best = candidates;
+    if (!best || candidates->size < best->size ||
+        (candidates->size == best->size && best->is_clean))
+      best = candidates;
   }
   return best;
 }
@@ -78,12 +87,18 @@ Block* Heap::find(std::size_t size) {
   if (Block* block = fit_in(bins_[bin.magnitude][bin.step], size)) return block;
   // Every block of a later bin is large enough.
   const std::uint32_t later_steps =
-      bin.step + 1 == kNumSteps ? 0 : steps_with_blocks_[bin.magnitude] & (~std::uint32_t{0} << (bin.step + 1));
-  if (later_steps) return fit_in(bins_[bin.magnitude][static_cast<std::size_t>(__builtin_ctz(later_steps))], size);
-  const std::uint64_t later_magnitudes = magnitudes_with_blocks_ & (~std::uint64_t{0} << (bin.magnitude + 1));
+      bin.step + 1 == kNumSteps
+          ? 0
+          : steps_with_blocks_[bin.magnitude] & (~std::uint32_t{0} << (bin.step + 1));
+  if (later_steps)
+    return fit_in(bins_[bin.magnitude][static_cast<std::size_t>(__builtin_ctz(later_steps))], size);
+  const std::uint64_t later_magnitudes =
+      magnitudes_with_blocks_ & (~std::uint64_t{0} << (bin.magnitude + 1));
   if (!later_magnitudes) return nullptr;
   const auto magnitude = static_cast<std::size_t>(__builtin_ctzll(later_magnitudes));
-  return fit_in(bins_[magnitude][static_cast<std::size_t>(__builtin_ctz(steps_with_blocks_[magnitude]))], size);
+  return fit_in(
+      bins_[magnitude][static_cast<std::size_t>(__builtin_ctz(steps_with_blocks_[magnitude]))],
+      size);
 }
 
 bool Heap::reserve_arena(std::size_t at_least) {
@@ -101,7 +116,8 @@ bool Heap::reserve_arena(std::size_t at_least) {
     ::munmap(begin, bytes);
     return false;
   }
-  arenas_.push_back({static_cast<char*>(begin), static_cast<char*>(begin) + bytes, static_cast<std::uint64_t*>(bits), 0});
+  arenas_.push_back({static_cast<char*>(begin), static_cast<char*>(begin) + bytes,
+                     static_cast<std::uint64_t*>(bits), 0});
   Block* block = ::new (begin) Block{};
   block->size = bytes - sizeof(Block);
   block->is_clean = true;
@@ -113,7 +129,9 @@ bool Heap::reserve_arena(std::size_t at_least) {
 
 Heap::Arena& Heap::arena_of(const Block* block) {
   const char* address = reinterpret_cast<const char*>(block);
-  return *std::find_if(arenas_.begin(), arenas_.end(), [&](const Arena& arena) { return address >= arena.begin && address < arena.end; });
+  return *std::find_if(arenas_.begin(), arenas_.end(), [&](const Arena& arena) {
+    return address >= arena.begin && address < arena.end;
+  });
 }
 
 // From its header to the header of the block after it.
@@ -122,7 +140,8 @@ void Heap::mark_resident(const Block* block) {
   const auto offset = static_cast<std::size_t>(reinterpret_cast<const char*>(block) - arena.begin);
   const std::size_t last = (offset + block->size + sizeof(Block) - 1) / kPageBytes + 1;
   std::int64_t num_new = 0;
-  for (std::size_t page = offset / kPageBytes; page < last; page = (page / kBitsPerWord + 1) * kBitsPerWord) {
+  for (std::size_t page = offset / kPageBytes; page < last;
+       page = (page / kBitsPerWord + 1) * kBitsPerWord) {
     std::uint64_t& word = arena.resident_pages[page / kBitsPerWord];
     const std::uint64_t pages = bits_between(page, last);
     num_new += __builtin_popcountll(pages & ~word);
@@ -189,7 +208,8 @@ std::int64_t Heap::give_back_from(Block* block, std::int64_t bytes) {
     word &= ~pages;
     begin = from;
   }
-  if (begin < end) ::madvise(arena.begin + begin * kPageBytes, (end - begin) * kPageBytes, MADV_DONTNEED);
+  if (begin < end)
+    ::madvise(arena.begin + begin * kPageBytes, (end - begin) * kPageBytes, MADV_DONTNEED);
   block->is_clean = begin <= first;
   resident_bytes_ -= num_given * static_cast<std::int64_t>(kPageBytes);
   return num_given * static_cast<std::int64_t>(kPageBytes);
@@ -219,8 +239,10 @@ Block* BlockPool::allocate(std::size_t bytes, std::int64_t live_bytes) {
 }
 
 void BlockPool::keep_within_high_water() {
-  constexpr std::int64_t kSlackBytes = std::int64_t{4} << 20;    // keeps tiny programs from giving back and asking again
-  constexpr std::int64_t kAtLeastBytes = std::int64_t{1} << 20;  // a system call should be worth its while
+  constexpr std::int64_t kSlackBytes =
+      std::int64_t{4} << 20;  // keeps tiny programs from giving back and asking again
+  constexpr std::int64_t kAtLeastBytes = std::int64_t{1}
+                                         << 20;  // a system call should be worth its while
   const std::int64_t allowed = high_water_bytes_ + high_water_bytes_ * 6 / 100 + kSlackBytes;
   const std::int64_t resident = small_.resident_bytes() + large_.resident_bytes();
   if (resident > allowed) large_.give_back(std::max(resident - allowed, kAtLeastBytes));
@@ -228,7 +250,8 @@ void BlockPool::keep_within_high_water() {
 
 void BlockPool::release(Block* block) {
   // By the request, as in allocate().
-  (block->requested_bytes <= static_cast<std::int64_t>(kSmallBytes) ? small_ : large_).release(block);
+  (block->requested_bytes <= static_cast<std::int64_t>(kSmallBytes) ? small_ : large_)
+      .release(block);
 }
 
 void BlockPool::trim(std::int64_t live_bytes) {

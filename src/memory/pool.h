@@ -7,10 +7,12 @@
 
 namespace headroom {
 
-/// The 64 bytes in front of every block's data. Blocks lie side by side; a free block also sits in the list of its size bin.
+/// The 64 bytes in front of every block's data. Blocks lie side by side; a free block also sits in
+/// the list of its size bin.
 struct alignas(64) Block {
-  std::size_t size;  ///< of the whole block, header included; a multiple of 64; 0 marks the end of an arena
-  Block* before;     ///< the block that ends where this one starts; null for the first of an arena
+  std::size_t
+      size;  ///< of the whole block, header included; a multiple of 64; 0 marks the end of an arena
+  Block* before;  ///< the block that ends where this one starts; null for the first of an arena
   Block* next_free;
   Block* previous_free;
   std::int64_t requested_bytes;
@@ -23,10 +25,12 @@ struct alignas(64) Block {
   Block* after() { return reinterpret_cast<Block*>(reinterpret_cast<char*>(this) + size); }
   static Block* of(void* data) { return static_cast<Block*>(data) - 1; }
 };
-static_assert(sizeof(Block) == 64, "a block's data is aligned to 64 bytes because its header is 64 bytes");
+static_assert(sizeof(Block) == 64,
+              "a block's data is aligned to 64 bytes because its header is 64 bytes");
 
-/// Blocks carved out of large reserved address ranges: best fit by size bins, split on allocation, merged on release, all in constant
-/// time. It knows which pages were handed out and so may be resident. Not thread-safe.
+/// Blocks carved out of large reserved address ranges: best fit by size bins, split on allocation,
+/// merged on release, all in constant time. It knows which pages were handed out and so may be
+/// resident. Not thread-safe.
 class Heap {
  public:
   explicit Heap(std::size_t arena_bytes) : arena_bytes_(arena_bytes) {}
@@ -36,13 +40,15 @@ class Heap {
   /// A block for `bytes` > 0 of data; null when the system refuses the address space.
   Block* allocate(std::size_t bytes);
   void release(Block* block);
-  /// Gives pages inside free blocks back to the system, small blocks first, until at least `bytes` were given back or none is left.
+  /// Gives pages inside free blocks back to the system, small blocks first, until at least `bytes`
+  /// were given back or none is left.
   void give_back(std::int64_t bytes);
   std::int64_t resident_bytes() const { return resident_bytes_; }
 
  private:
-  static constexpr std::size_t kNumMagnitudes = 48;  // a bin's magnitude is the floor of log2 of its sizes ...
-  static constexpr std::size_t kNumSteps = 32;       // ... which is cut into 32 steps
+  static constexpr std::size_t kNumMagnitudes =
+      48;  // a bin's magnitude is the floor of log2 of its sizes ...
+  static constexpr std::size_t kNumSteps = 32;  // ... which is cut into 32 steps
 
   struct Bin {
     std::size_t magnitude;
@@ -73,11 +79,13 @@ class Heap {
   std::array<std::array<Block*, kNumSteps>, kNumMagnitudes> bins_{};
 };
 
-/// Pools freed blocks so that resident memory follows the live bytes' high-water mark: pages of free blocks go back to the system before
-/// the pool would hold more than 6% beyond that mark. Not thread-safe.
+/// Pools freed blocks so that resident memory follows the live bytes' high-water mark: pages of
+/// free blocks go back to the system before the pool would hold more than 6% beyond that mark. Not
+/// thread-safe.
 class BlockPool {
  public:
-  /// Null when the system is out of memory. `live_bytes` is what callers hold, this request included.
+  /// Null when the system is out of memory. `live_bytes` is what callers hold, this request
+  /// included.
   Block* allocate(std::size_t bytes, std::int64_t live_bytes);
   void release(Block* block);
   /// Gives all free pages back, and starts the high-water mark anew from `live_bytes`.

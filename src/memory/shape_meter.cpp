@@ -1,6 +1,6 @@
-#include <headroom/memory/shape_meter.h>
+#include "memory/shape_meter.h"
 
-#include <headroom/core/torch_compat.h>
+#include "core/torch_compat.h"
 
 #include <ATen/ATen.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
@@ -70,7 +70,9 @@ class ShapeAllocator final : public c10::Allocator {
 };
 
 // The tensor gets the shape, memory and device of `like`, and stays what it is to autograd.
-void become(const at::Tensor& tensor, const at::Tensor& like) { tensor.unsafeGetTensorImpl()->shallow_copy_from(like.getIntrusivePtr()); }
+void become(const at::Tensor& tensor, const at::Tensor& like) {
+  tensor.unsafeGetTensorImpl()->shallow_copy_from(like.getIntrusivePtr());
+}
 
 }  // namespace
 
@@ -93,8 +95,9 @@ std::int64_t ShapeMeter::live_bytes() const { return ShapeAllocator::instance().
 std::int64_t ShapeMeter::peak_bytes() const { return ShapeAllocator::instance().peak(); }
 void ShapeMeter::reset_peak() { ShapeAllocator::instance().reset_peak(); }
 
-// A factory that names no device goes to the backend that this thread includes, once nothing selects one from the options before.
-// (LibTorch's own guard leaves the backend included when it ends, so that the state is put back as a whole.)
+// A factory that names no device goes to the backend that this thread includes, once nothing
+// selects one from the options before. (LibTorch's own guard leaves the backend included when it
+// ends, so that the state is put back as a whole.)
 struct ShapeOnlyScope::Before {
   c10::impl::LocalDispatchKeySet keys = c10::impl::tls_local_dispatch_key_set();
 };
@@ -110,7 +113,7 @@ ShapeOnlyScope::ShapeOnlyScope() {
 
 ShapeOnlyScope::~ShapeOnlyScope() { c10::impl::_force_tls_local_dispatch_key_set(before_->keys); }
 
-WithoutMemory::WithoutMemory(const std::vector<at::Tensor>& tensors) {
+MetaSwapScope::MetaSwapScope(const std::vector<at::Tensor>& tensors) {
   ShapeMeter::instance();
   for (const at::Tensor& tensor : tensors) {
     if (!tensor.defined() || tensor.is_meta()) continue;
@@ -120,13 +123,14 @@ WithoutMemory::WithoutMemory(const std::vector<at::Tensor>& tensors) {
   }
 }
 
-WithoutMemory::~WithoutMemory() {
+MetaSwapScope::~MetaSwapScope() {
   for (const auto& [tensor, original] : originals_) become(tensor, original);
 }
 
 at::Tensor shape_of(const at::Tensor& tensor) {
   if (!tensor.defined()) return tensor;
-  return at::empty_strided(tensor.sizes(), tensor.strides(), tensor.options().device(at::kMeta).requires_grad(false));
+  return at::empty_strided(tensor.sizes(), tensor.strides(),
+                           tensor.options().device(at::kMeta).requires_grad(false));
 }
 
 }  // namespace headroom

@@ -1,12 +1,12 @@
-#include <headroom/model/bert.h>
+#include "model/bert.h"
 
 #include <headroom/core/error.h>
 #include <headroom/ops/cross_entropy.h>
-#include <headroom/ops/dropout.h>
-#include <headroom/ops/embedding.h>
-#include <headroom/ops/layer_norm.h>
-#include <headroom/ops/linear.h>
-#include <headroom/ops/rows_at.h>
+#include "ops/dropout.h"
+#include "ops/embedding.h"
+#include "ops/layer_norm.h"
+#include "ops/linear.h"
+#include "ops/rows_at.h"
 
 #include "model/transformer_parts.h"
 
@@ -38,7 +38,9 @@ const Presets<BertConfig>& presets() {
       config.hidden_dropout_prob = config.attention_probs_dropout_prob = 0.1;
       return config;
     };
-    return Presets<BertConfig>{{"bert", sized(384, 6, 6)}, {"bert-base", published(768, 12, 12)}, {"bert-large", published(1024, 24, 16)}};
+    return Presets<BertConfig>{{"bert", sized(384, 6, 6)},
+                               {"bert-base", published(768, 12, 12)},
+                               {"bert-large", published(1024, 24, 16)}};
   }();
   return all;
 }
@@ -48,21 +50,30 @@ class BertEmbedding final : public Stage {
   explicit BertEmbedding(const BertConfig& config)
       : Stage("embedding"),
         dropout_(config.hidden_dropout_prob),
-        words_(module_->add("word_embeddings", Weights(normal({config.vocab_size, config.hidden_size}), 0))),
-        positions_(module_->add("position_embeddings", Weights(normal({config.max_position_embeddings, config.hidden_size}), 0))),
-        types_(module_->add("token_type_embeddings", Weights(normal({config.type_vocab_size, config.hidden_size}), 0))),
+        words_(module_->add("word_embeddings",
+                            Weights(normal({config.vocab_size, config.hidden_size}), 0))),
+        positions_(
+            module_->add("position_embeddings",
+                         Weights(normal({config.max_position_embeddings, config.hidden_size}), 0))),
+        types_(module_->add("token_type_embeddings",
+                            Weights(normal({config.type_vocab_size, config.hidden_size}), 0))),
         norm_(module_->add("LayerNorm", make_norm(config.hidden_size))) {}
 
-  std::vector<at::Tensor> forward(const std::vector<at::Tensor>& inputs, const MicroBatch& /*micro*/, int /*option*/) override {
+  std::vector<at::Tensor> forward(const std::vector<at::Tensor>& inputs,
+                                  const MicroBatch& /*micro*/, int /*option*/) override {
     const at::Tensor& tokens = inputs.at(0);  // (B, T)
     const std::int64_t length = tokens.size(1), most = positions_->weight.size(0);
     if (length > most) {
       throw ConfigError(
-          fmt::format("{} tokens in a row, but the model has {} positions: cut the text or raise max_position_embeddings", length, most));
+          fmt::format("{} tokens in a row, but the model has {} positions: cut the text or raise "
+                      "max_position_embeddings",
+                      length, most));
     }
     // Every token has the same type, so that it is added to the positions, which are few.
-    const at::Tensor places = positions_->weight.narrow(0, 0, length) + types_->weight.narrow(0, 0, 1);  // (T, C)
-    const at::Tensor x = layer_norm(token_position_embedding(tokens, words_->weight, places), norm_->weight, norm_->bias, kNormEps);
+    const at::Tensor places =
+        positions_->weight.narrow(0, 0, length) + types_->weight.narrow(0, 0, 1);  // (T, C)
+    const at::Tensor x = layer_norm(token_position_embedding(tokens, words_->weight, places),
+                                    norm_->weight, norm_->bias, kNormEps);
     return {dropout(x, module_->is_training() ? dropout_ : 0.0)};
   }
   std::shared_ptr<torch::nn::Module> module() const override { return module_; }
@@ -77,16 +88,19 @@ class BertEmbedding final : public Stage {
 
 class BertHead final : public Stage {
  public:
-  BertHead(const BertConfig& config, const Weights& words) : Stage("head"), words_(module_->add("decoder", words)) {
+  BertHead(const BertConfig& config, const Weights& words)
+      : Stage("head"), words_(module_->add("decoder", words)) {
     const auto transform = module_->add("transform", std::make_shared<GroupModule>());
     dense_ = transform->add("dense", make_linear(config.hidden_size, config.hidden_size));
     norm_ = transform->add("LayerNorm", make_norm(config.hidden_size));
     bias_ = module_->add_parameter("bias", torch::zeros({config.vocab_size}));
   }
 
-  std::vector<at::Tensor> forward(const std::vector<at::Tensor>& inputs, const MicroBatch& micro, int /*option*/) override {
+  std::vector<at::Tensor> forward(const std::vector<at::Tensor>& inputs, const MicroBatch& micro,
+                                  int /*option*/) override {
     const at::Tensor chosen = rows_at(inputs.at(0), micro.targets.at(1));  // (B * K, C)
-    const at::Tensor hidden = layer_norm(at::gelu(linear(chosen, dense_->weight, dense_->bias)), norm_->weight, norm_->bias, kNormEps);
+    const at::Tensor hidden = layer_norm(at::gelu(linear(chosen, dense_->weight, dense_->bias)),
+                                         norm_->weight, norm_->bias, kNormEps);
     CrossEntropyOptions options;
     options.reduction = CrossEntropyOptions::Reduction::kSum;
     options.bias = bias_;
@@ -122,24 +136,29 @@ BertConfig bert_config(const std::string& name, const std::string& text) {
 }
 
 std::int64_t num_parameters(const BertConfig& config) {
-  const std::int64_t blocks = num_block_parameters(config), width = config.hidden_size, vocabulary = config.vocab_size;
+  const std::int64_t blocks = num_block_parameters(config), width = config.hidden_size,
+                     vocabulary = config.vocab_size;
   if (config.max_position_embeddings < 1 || vocabulary < 1 || config.type_vocab_size < 1) {
     throw ConfigError("every size of a BERT must be at least 1");
   }
   if (config.length < 0 || config.length > config.max_position_embeddings) {
-    throw ConfigError(fmt::format("length {} is more than the {} positions of the model: raise max_position_embeddings", config.length,
-                                  config.max_position_embeddings));
+    throw ConfigError(fmt::format(
+        "length {} is more than the {} positions of the model: raise max_position_embeddings",
+        config.length, config.max_position_embeddings));
   }
   if (config.mask_token >= vocabulary) {
-    throw ConfigError(fmt::format("mask_token {} is not below vocab_size {}", config.mask_token, vocabulary));
+    throw ConfigError(
+        fmt::format("mask_token {} is not below vocab_size {}", config.mask_token, vocabulary));
   }
-  const std::int64_t embedding = (vocabulary + config.max_position_embeddings + config.type_vocab_size + 2) * width;
+  const std::int64_t embedding =
+      (vocabulary + config.max_position_embeddings + config.type_vocab_size + 2) * width;
   return embedding + blocks + (width + 1) * width + 2 * width + vocabulary;
 }
 
-std::int64_t num_chosen(const BertConfig& config) {
+std::int64_t num_masked(const BertConfig& config) {
   const std::int64_t length = config.length > 0 ? config.length : config.max_position_embeddings;
-  return std::max<std::int64_t>(1, std::llround(config.mlm_probability * static_cast<double>(length)));
+  return std::max<std::int64_t>(1,
+                                std::llround(config.mlm_probability * static_cast<double>(length)));
 }
 
 Chain make_bert(const BertConfig& config) {
@@ -148,7 +167,8 @@ Chain make_bert(const BertConfig& config) {
   const auto embedding = std::make_shared<BertEmbedding>(config);
   chain.add(embedding);
   for (std::int64_t layer = 0; layer < config.num_hidden_layers; ++layer) {
-    chain.add(make_encoder_block(config, layer, "bert_block", {NormPlace::kAfter, kNormEps, false, ""}));
+    chain.add(
+        make_encoder_block(config, layer, "bert_block", {NormPlace::kAfter, kNormEps, false, ""}));
   }
   chain.add(std::make_shared<BertHead>(config, embedding->words()));
   return chain;
@@ -158,13 +178,14 @@ std::vector<std::string> bert_parameter_names(const std::string& chain_name) {
   const auto [stage, rest] = split_name(chain_name);
   if (stage == "embedding") return {"bert.embeddings." + rest};
   if (stage == "head") return {"cls.predictions." + rest};
-  return published_block_names(chain_name, "bert.encoder.layer.",
-                               {{"attention.norm", "attention.output.LayerNorm"},
-                                {"attention.qkv", "attention.self.query attention.self.key attention.self.value"},
-                                {"attention.output", "attention.output.dense"},
-                                {"mlp.norm", "output.LayerNorm"},
-                                {"mlp.hidden", "intermediate.dense"},
-                                {"mlp.output", "output.dense"}});
+  return published_block_names(
+      chain_name, "bert.encoder.layer.",
+      {{"attention.norm", "attention.output.LayerNorm"},
+       {"attention.qkv", "attention.self.query attention.self.key attention.self.value"},
+       {"attention.output", "attention.output.dense"},
+       {"mlp.norm", "output.LayerNorm"},
+       {"mlp.hidden", "intermediate.dense"},
+       {"mlp.output", "output.dense"}});
 }
 
 }  // namespace headroom

@@ -1,12 +1,12 @@
-#include <headroom/model/clip.h>
+#include "model/clip.h"
 
 #include <headroom/core/error.h>
-#include <headroom/ops/dropout.h>
-#include <headroom/ops/embedding.h>
-#include <headroom/ops/layer_norm.h>
-#include <headroom/ops/linear.h>
-#include <headroom/ops/patch_embedding.h>
-#include <headroom/ops/rows_at.h>
+#include "ops/dropout.h"
+#include "ops/embedding.h"
+#include "ops/layer_norm.h"
+#include "ops/linear.h"
+#include "ops/patch_embedding.h"
+#include "ops/rows_at.h"
 
 #include "model/transformer_parts.h"
 
@@ -43,8 +43,12 @@ const Presets<ClipConfig>& presets() {
   return all;
 }
 
-std::int64_t num_patches(const ClipConfig& config) { return (config.rows / config.patch_size) * (config.columns / config.patch_size); }
-std::int64_t patch_values(const ClipConfig& config) { return config.channels * config.patch_size * config.patch_size; }
+std::int64_t num_patches(const ClipConfig& config) {
+  return (config.rows / config.patch_size) * (config.columns / config.patch_size);
+}
+std::int64_t patch_values(const ClipConfig& config) {
+  return config.channels * config.patch_size * config.patch_size;
+}
 Weights make_weight(at::IntArrayRef sizes) { return Weights(normal(sizes), 0); }
 
 // What the stages below have in common.
@@ -69,12 +73,17 @@ class VisionEmbedding final : public ClipStage {
         patch_size_(config.patch_size),
         dropout_(config.vision.hidden_dropout_prob),
         class_(group().add_parameter("class_embedding", normal({1, 1, config.vision.hidden_size}))),
-        patches_(group().add("patch_embedding", make_weight({config.vision.hidden_size, patch_values(config)}))),
-        positions_(group().add("position_embedding", make_weight({1, num_patches(config) + 1, config.vision.hidden_size}))),
+        patches_(group().add("patch_embedding",
+                             make_weight({config.vision.hidden_size, patch_values(config)}))),
+        positions_(group().add("position_embedding", make_weight({1, num_patches(config) + 1,
+                                                                  config.vision.hidden_size}))),
         norm_(group().add("pre_layrnorm", make_norm(config.vision.hidden_size))) {}
 
-  std::vector<at::Tensor> forward(const std::vector<at::Tensor>& inputs, const MicroBatch& /*micro*/, int /*option*/) override {
-    const at::Tensor x = patch_embedding(inputs.at(0), patch_size_, {patches_->weight, {}, class_, positions_->weight});  // (B, T, C)
+  std::vector<at::Tensor> forward(const std::vector<at::Tensor>& inputs,
+                                  const MicroBatch& /*micro*/, int /*option*/) override {
+    const at::Tensor x =
+        patch_embedding(inputs.at(0), patch_size_,
+                        {patches_->weight, {}, class_, positions_->weight});  // (B, T, C)
     return {dropout(layer_norm(x, norm_->weight, norm_->bias), dropout_while_training(dropout_))};
   }
 
@@ -91,10 +100,13 @@ class VisionHead final : public ClipStage {
   explicit VisionHead(const ClipConfig& config)
       : ClipStage("vision_head"),
         norm_(group().add("post_layernorm", make_norm(config.vision.hidden_size))),
-        projection_(group().add("visual_projection", make_weight({config.projection_dim, config.vision.hidden_size}))) {}
+        projection_(group().add("visual_projection",
+                                make_weight({config.projection_dim, config.vision.hidden_size}))) {}
 
-  std::vector<at::Tensor> forward(const std::vector<at::Tensor>& inputs, const MicroBatch& /*micro*/, int /*option*/) override {
-    return {linear(layer_norm(inputs.at(0).select(1, 0), norm_->weight, norm_->bias), projection_->weight, projection_->bias)};
+  std::vector<at::Tensor> forward(const std::vector<at::Tensor>& inputs,
+                                  const MicroBatch& /*micro*/, int /*option*/) override {
+    return {linear(layer_norm(inputs.at(0).select(1, 0), norm_->weight, norm_->bias),
+                   projection_->weight, projection_->bias)};
   }
 
  private:
@@ -107,11 +119,15 @@ class TextEmbedding final : public ClipStage {
   explicit TextEmbedding(const ClipConfig& config)
       : ClipStage("text_embedding"),
         dropout_(config.text.hidden_dropout_prob),
-        tokens_(group().add("token_embedding", make_weight({config.vocab_size, config.text.hidden_size}))),
-        positions_(group().add("position_embedding", make_weight({config.length, config.text.hidden_size}))) {}
+        tokens_(group().add("token_embedding",
+                            make_weight({config.vocab_size, config.text.hidden_size}))),
+        positions_(group().add("position_embedding",
+                               make_weight({config.length, config.text.hidden_size}))) {}
 
-  std::vector<at::Tensor> forward(const std::vector<at::Tensor>& inputs, const MicroBatch& micro, int /*option*/) override {
-    const at::Tensor x = token_position_embedding(micro.inputs.at(1), tokens_->weight, positions_->weight);  // (B, T, C)
+  std::vector<at::Tensor> forward(const std::vector<at::Tensor>& inputs, const MicroBatch& micro,
+                                  int /*option*/) override {
+    const at::Tensor x = token_position_embedding(micro.inputs.at(1), tokens_->weight,
+                                                  positions_->weight);  // (B, T, C)
     return {inputs.at(0), dropout(x, dropout_while_training(dropout_))};
   }
 
@@ -125,24 +141,32 @@ class ClipHead final : public ClipStage {
   explicit ClipHead(const ClipConfig& config)
       : ClipStage("head"),
         norm_(group().add("final_layer_norm", make_norm(config.text.hidden_size))),
-        projection_(group().add("text_projection", make_weight({config.projection_dim, config.text.hidden_size}))),
+        projection_(group().add("text_projection",
+                                make_weight({config.projection_dim, config.text.hidden_size}))),
         scale_(group().add_parameter("logit_scale", torch::full({}, std::log(1.0 / 0.07)))) {}
 
-  std::vector<at::Tensor> forward(const std::vector<at::Tensor>& inputs, const MicroBatch& micro, int /*option*/) override {
+  std::vector<at::Tensor> forward(const std::vector<at::Tensor>& inputs, const MicroBatch& micro,
+                                  int /*option*/) override {
     const at::Tensor end = rows_at(inputs.at(1), micro.inputs.at(2));  // (B, C)
-    const at::Tensor texts = normalized(linear(layer_norm(end, norm_->weight, norm_->bias), projection_->weight, projection_->bias));
-    const at::Tensor scores = at::mm(normalized(inputs[0]), texts.t()) * scale_.exp();  // (B, B): images by texts
+    const at::Tensor texts = normalized(linear(layer_norm(end, norm_->weight, norm_->bias),
+                                               projection_->weight, projection_->bias));
+    const at::Tensor scores =
+        at::mm(normalized(inputs[0]), texts.t()) * scale_.exp();  // (B, B): images by texts
     MicroBatch matches;
-    matches.targets = {at::arange(scores.size(0), at::TensorOptions().dtype(at::kLong).device(scores.device()))};
-    const at::Tensor by_image = summed_cross_entropy({scores}, matches), by_text = summed_cross_entropy({scores.t().contiguous()}, matches);
+    matches.targets = {
+        at::arange(scores.size(0), at::TensorOptions().dtype(at::kLong).device(scores.device()))};
+    const at::Tensor by_image = summed_cross_entropy({scores}, matches),
+                     by_text = summed_cross_entropy({scores.t().contiguous()}, matches);
     std::vector<at::Tensor> results{(by_image + by_text) / 2};
-    if (!module()->is_training()) results.push_back(num_right({scores}, matches));
+    if (!module()->is_training()) results.push_back(count_correct({scores}, matches));
     return results;
   }
   bool couples_samples() const override { return true; }
 
  private:
-  static at::Tensor normalized(const at::Tensor& x) { return x / x.square().sum({-1}, /*keepdim=*/true).sqrt(); }
+  static at::Tensor normalized(const at::Tensor& x) {
+    return x / x.square().sum({-1}, /*keepdim=*/true).sqrt();
+  }
 
   Weights norm_, projection_;
   at::Tensor scale_;
@@ -174,9 +198,11 @@ ClipConfig clip_config(const std::string& name, const std::string& text) {
 }
 
 std::int64_t num_parameters(const ClipConfig& config) {
-  const std::int64_t blocks = num_block_parameters(config.vision) + num_block_parameters(config.text);
+  const std::int64_t blocks =
+      num_block_parameters(config.vision) + num_block_parameters(config.text);
   check_patches(config.rows, config.columns, config.patch_size);
-  for (const std::int64_t size : {config.channels, config.vocab_size, config.length, config.projection_dim}) {
+  for (const std::int64_t size :
+       {config.channels, config.vocab_size, config.length, config.projection_dim}) {
     if (size < 1) throw ConfigError("every size of a CLIP must be at least 1");
   }
   const std::int64_t width = config.vision.hidden_size, text_width = config.text.hidden_size;
@@ -208,16 +234,19 @@ Chain make_clip(const ClipConfig& config) {
 std::vector<std::string> clip_parameter_names(const std::string& chain_name) {
   const auto [stage, rest] = split_name(chain_name);
   const std::string tower = stage.rfind("vision_", 0) == 0 ? "vision_model." : "text_model.";
-  if (stage == "vision_embedding") return {tower + (rest.rfind("pre_layrnorm", 0) == 0 ? "" : "embeddings.") + rest};
+  if (stage == "vision_embedding")
+    return {tower + (rest.rfind("pre_layrnorm", 0) == 0 ? "" : "embeddings.") + rest};
   if (stage == "text_embedding") return {tower + "embeddings." + rest};
-  if (stage == "vision_head" || stage == "head") return {(rest.find("norm.") != std::string::npos ? tower : "") + rest};
-  return published_block_names(chain_name, tower + "encoder.layers.",
-                               {{"attention.norm", "layer_norm1"},
-                                {"attention.qkv", "self_attn.q_proj self_attn.k_proj self_attn.v_proj"},
-                                {"attention.output", "self_attn.out_proj"},
-                                {"mlp.norm", "layer_norm2"},
-                                {"mlp.hidden", "mlp.fc1"},
-                                {"mlp.output", "mlp.fc2"}});
+  if (stage == "vision_head" || stage == "head")
+    return {(rest.find("norm.") != std::string::npos ? tower : "") + rest};
+  return published_block_names(
+      chain_name, tower + "encoder.layers.",
+      {{"attention.norm", "layer_norm1"},
+       {"attention.qkv", "self_attn.q_proj self_attn.k_proj self_attn.v_proj"},
+       {"attention.output", "self_attn.out_proj"},
+       {"mlp.norm", "layer_norm2"},
+       {"mlp.hidden", "mlp.fc1"},
+       {"mlp.output", "mlp.fc2"}});
 }
 
 }  // namespace headroom

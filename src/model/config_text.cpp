@@ -16,7 +16,8 @@ namespace {
 std::int64_t parse_size(const std::string& key, const std::string& value) {
   std::int64_t number = 0;
   const auto [end, error] = std::from_chars(value.data(), value.data() + value.size(), number);
-  if (error != std::errc() || end != value.data() + value.size() || number < 1 || number > (std::int64_t{1} << 30)) {
+  if (error != std::errc() || end != value.data() + value.size() || number < 1 ||
+      number > (std::int64_t{1} << 30)) {
     throw ConfigError(fmt::format("{}={}: give a whole number from 1 to 2^30", key, value));
   }
   return number;
@@ -38,10 +39,11 @@ void set_pair(const std::string& what, const std::string& pair, const ConfigSett
   if (setter == setters.end()) {
     std::vector<std::string> keys;
     for (const auto& entry : setters) keys.push_back(entry.first);
-    throw ConfigError(
-        fmt::format("{} has no '{}'; did you mean '{}'? (keys: {})", what, key, nearest_name(key, keys), fmt::join(keys, ", ")));
+    throw ConfigError(fmt::format("{} has no '{}'; did you mean '{}'? (keys: {})", what, key,
+                                  nearest_name(key, keys), fmt::join(keys, ", ")));
   }
-  if (equals == std::string::npos) throw ConfigError(fmt::format("'{}' has no value: write {}=...", key, key));
+  if (equals == std::string::npos)
+    throw ConfigError(fmt::format("'{}' has no value: write {}=...", key, key));
   setter->second(key, pair.substr(equals + 1));
 }
 
@@ -63,7 +65,8 @@ ConfigSetter set_probabilities(std::vector<double*> members) {
   };
 }
 
-bool parse_word(const std::string& key, const std::string& value, const std::string& yes, const std::string& no) {
+bool parse_word(const std::string& key, const std::string& value, const std::string& yes,
+                const std::string& no) {
   if (value == yes) return true;
   if (value == no) return false;
   throw ConfigError(fmt::format("{}={}: give {} or {}", key, value, yes, no));
@@ -78,7 +81,8 @@ void read_config(const std::string& what, const std::string& text, const ConfigS
 }
 
 void throw_unknown_model(const std::string& name, const std::vector<std::string>& known) {
-  throw ConfigError(fmt::format("there is no model '{}'; did you mean '{}'?", name, nearest_name(name, known)));
+  throw ConfigError(
+      fmt::format("there is no model '{}'; did you mean '{}'?", name, nearest_name(name, known)));
 }
 
 }  // namespace headroom

@@ -23,10 +23,11 @@ ConfigSetter set_sizes(std::vector<std::int64_t*> members);
 ConfigSetter set_probability(double& member);
 ConfigSetter set_probabilities(std::vector<double*> members);
 /// One of two words; the first means true.
-bool parse_word(const std::string& key, const std::string& value, const std::string& yes, const std::string& no);
+bool parse_word(const std::string& key, const std::string& value, const std::string& yes,
+                const std::string& no);
 
-/// Carries out every pair of `text`. Throws ConfigError, naming the nearest key, on one that `setters` does not have; `what` is "a GPT",
-/// say.
+/// Carries out every pair of `text`. Throws ConfigError, naming the nearest key, on one that
+/// `setters` does not have; `what` is "a GPT", say.
 void read_config(const std::string& what, const std::string& text, const ConfigSetters& setters);
 
 /// Models by name with their sizes.
@@ -40,7 +41,8 @@ std::vector<std::string> names_of(const Presets<Config>& presets) {
   return names;
 }
 
-[[noreturn]] void throw_unknown_model(const std::string& name, const std::vector<std::string>& known);
+[[noreturn]] void throw_unknown_model(const std::string& name,
+                                      const std::vector<std::string>& known);
 
 template <class Config>
 Config find_preset(const Presets<Config>& presets, const std::string& name) {

@@ -2,9 +2,9 @@
 
 #include <headroom/core/error.h>
 #include <headroom/ops/cross_entropy.h>
-#include <headroom/ops/dropout.h>
-#include <headroom/ops/embedding.h>
-#include <headroom/ops/layer_norm.h>
+#include "ops/dropout.h"
+#include "ops/embedding.h"
+#include "ops/layer_norm.h"
 
 #include "model/transformer_parts.h"
 
@@ -25,8 +25,10 @@ class GptEmbedding final : public Stage {
         wte_(module_->add("wte", Weights(normal({config.vocab_size, config.n_embd}), 0))),
         wpe_(module_->add("wpe", Weights(normal({config.block_size, config.n_embd}), 0))) {}
 
-  std::vector<at::Tensor> forward(const std::vector<at::Tensor>& inputs, const MicroBatch& /*micro*/, int /*option*/) override {
-    const at::Tensor x = token_position_embedding(inputs.at(0), wte_->weight, wpe_->weight);  // (B, T, C)
+  std::vector<at::Tensor> forward(const std::vector<at::Tensor>& inputs,
+                                  const MicroBatch& /*micro*/, int /*option*/) override {
+    const at::Tensor x =
+        token_position_embedding(inputs.at(0), wte_->weight, wpe_->weight);  // (B, T, C)
     return {dropout(x, module_->is_training() ? dropout_ : 0.0)};
   }
   std::shared_ptr<torch::nn::Module> module() const override { return module_; }
@@ -42,37 +44,48 @@ class GptEmbedding final : public Stage {
 
 std::shared_ptr<Stage> make_block(const GptConfig& config, std::int64_t index) {
   const std::int64_t width = config.n_embd;
-  const double projection = kInitialDeviation / std::sqrt(2.0 * static_cast<double>(config.n_layer));
+  const double projection =
+      kInitialDeviation / std::sqrt(2.0 * static_cast<double>(config.n_layer));
   const auto module = std::make_shared<GroupModule>();
   const Weights ln_1 = module->add("ln_1", make_norm(width, config.bias));
   const auto attention = module->add("attn", std::make_shared<GroupModule>());
-  const Weights c_attn = attention->add("c_attn", make_linear(width, 3 * width, kInitialDeviation, config.bias));
-  const Weights c_proj = attention->add("c_proj", make_linear(width, width, projection, config.bias));
+  const Weights c_attn =
+      attention->add("c_attn", make_linear(width, 3 * width, kInitialDeviation, config.bias));
+  const Weights c_proj =
+      attention->add("c_proj", make_linear(width, width, projection, config.bias));
   const Weights ln_2 = module->add("ln_2", make_norm(width, config.bias));
   const auto mlp = module->add("mlp", std::make_shared<GroupModule>());
-  const Weights c_fc = mlp->add("c_fc", make_linear(width, 4 * width, kInitialDeviation, config.bias));
-  const Weights mlp_proj = mlp->add("c_proj", make_linear(4 * width, width, projection, config.bias));
+  const Weights c_fc =
+      mlp->add("c_fc", make_linear(width, 4 * width, kInitialDeviation, config.bias));
+  const Weights mlp_proj =
+      mlp->add("c_proj", make_linear(4 * width, width, projection, config.bias));
   BlockOptions options;
   options.num_heads = config.n_head;
   options.attention.causal = true;
   options.attention.dropout_p = options.residual_dropout_p = config.dropout;
   options.gelu = config.gelu;
-  return std::make_shared<BlockStage>(
-      fmt::format("block{}", index), "gpt_block", module,
-      AttentionWeights{ln_1->weight, ln_1->bias, c_attn->weight, c_attn->bias, c_proj->weight, c_proj->bias},
-      MlpWeights{ln_2->weight, ln_2->bias, c_fc->weight, c_fc->bias, mlp_proj->weight, mlp_proj->bias}, options);
+  return std::make_shared<BlockStage>(fmt::format("block{}", index), "gpt_block", module,
+                                      AttentionWeights{ln_1->weight, ln_1->bias, c_attn->weight,
+                                                       c_attn->bias, c_proj->weight, c_proj->bias},
+                                      MlpWeights{ln_2->weight, ln_2->bias, c_fc->weight, c_fc->bias,
+                                                 mlp_proj->weight, mlp_proj->bias},
+                                      options);
 }
 
 class GptHead final : public Stage {
  public:
   GptHead(const GptConfig& config, const Weights& tokens)
-      : Stage("head"), ln_f_(module_->add("ln_f", make_norm(config.n_embd, config.bias))), tokens_(module_->add("lm_head", tokens)) {}
+      : Stage("head"),
+        ln_f_(module_->add("ln_f", make_norm(config.n_embd, config.bias))),
+        tokens_(module_->add("lm_head", tokens)) {}
 
-  std::vector<at::Tensor> forward(const std::vector<at::Tensor>& inputs, const MicroBatch& micro, int /*option*/) override {
+  std::vector<at::Tensor> forward(const std::vector<at::Tensor>& inputs, const MicroBatch& micro,
+                                  int /*option*/) override {
     CrossEntropyOptions options;
     options.reduction = CrossEntropyOptions::Reduction::kSum;
     options.ignore_index = kGptIgnoreIndex;
-    return {linear_cross_entropy(layer_norm(inputs.at(0), ln_f_->weight, ln_f_->bias), tokens_->weight, micro.targets.at(0), options)};
+    return {linear_cross_entropy(layer_norm(inputs.at(0), ln_f_->weight, ln_f_->bias),
+                                 tokens_->weight, micro.targets.at(0), options)};
   }
   std::shared_ptr<torch::nn::Module> module() const override { return module_; }
   bool runs_without_memory() const override { return true; }
@@ -88,7 +101,8 @@ class GptHead final : public Stage {
   Weights ln_f_, tokens_;
 };
 
-std::int64_t draw_token(const at::Tensor& scores, const GenerateOptions& options, std::mt19937_64& random) {
+std::int64_t draw_token(const at::Tensor& scores, const GenerateOptions& options,
+                        std::mt19937_64& random) {
   if (options.temperature == 0.0) return scores.argmax().item<std::int64_t>();
   at::Tensor scaled = scores.to(at::kDouble) / options.temperature;
   if (options.top_k > 0 && options.top_k < scaled.numel()) {
@@ -109,7 +123,8 @@ Chain make_gpt(const GptConfig& config) {
   Chain chain;
   const auto embedding = std::make_shared<GptEmbedding>(config);
   chain.add(embedding);
-  for (std::int64_t layer = 0; layer < config.n_layer; ++layer) chain.add(make_block(config, layer));
+  for (std::int64_t layer = 0; layer < config.n_layer; ++layer)
+    chain.add(make_block(config, layer));
   chain.add(std::make_shared<GptHead>(config, embedding->tokens()));
   return chain;
 }
@@ -120,10 +135,14 @@ std::string gpt2_parameter_name(const std::string& chain_name) {
   return rest.rfind("lm_head", 0) == 0 ? rest : "transformer." + rest;
 }
 
-std::vector<std::int64_t> generate(const Chain& chain, const std::vector<std::int64_t>& prompt, const GenerateOptions& options) {
-  const auto* embedding = chain.size() < 2 ? nullptr : dynamic_cast<const GptEmbedding*>(&chain.stage(0));
-  const auto* head = chain.size() < 2 ? nullptr : dynamic_cast<const GptHead*>(&chain.stage(chain.size() - 1));
-  if (embedding == nullptr || head == nullptr) throw ConfigError("only a model made by make_gpt can generate text");
+std::vector<std::int64_t> generate(const Chain& chain, const std::vector<std::int64_t>& prompt,
+                                   const GenerateOptions& options) {
+  const auto* embedding =
+      chain.size() < 2 ? nullptr : dynamic_cast<const GptEmbedding*>(&chain.stage(0));
+  const auto* head =
+      chain.size() < 2 ? nullptr : dynamic_cast<const GptHead*>(&chain.stage(chain.size() - 1));
+  if (embedding == nullptr || head == nullptr)
+    throw ConfigError("only a model made by make_gpt can generate text");
   if (prompt.empty()) throw ConfigError("generate needs at least one token to start from");
   const torch::NoGradGuard no_grad;
   const bool was_training = embedding->module()->is_training();
@@ -131,10 +150,14 @@ std::vector<std::int64_t> generate(const Chain& chain, const std::vector<std::in
   std::mt19937_64 random(options.seed);
   std::vector<std::int64_t> tokens = prompt;
   for (std::int64_t i = 0; i < options.num_tokens; ++i) {
-    const auto count = std::min<std::int64_t>(embedding->block_size(), static_cast<std::int64_t>(tokens.size()));
-    at::Tensor x = torch::tensor(std::vector<std::int64_t>(tokens.end() - count, tokens.end()), torch::kLong).unsqueeze(0);  // (1, T)
+    const auto count =
+        std::min<std::int64_t>(embedding->block_size(), static_cast<std::int64_t>(tokens.size()));
+    at::Tensor x =
+        torch::tensor(std::vector<std::int64_t>(tokens.end() - count, tokens.end()), torch::kLong)
+            .unsqueeze(0);  // (1, T)
     x = x.to(embedding->tokens()->weight.device());
-    for (std::size_t stage = 0; stage + 1 < chain.size(); ++stage) x = chain.stage(stage).forward({x}, {}, 0).at(0);
+    for (std::size_t stage = 0; stage + 1 < chain.size(); ++stage)
+      x = chain.stage(stage).forward({x}, {}, 0).at(0);
     tokens.push_back(draw_token(head->next_scores(x).cpu(), options, random));
   }
   chain.train(was_training);

@@ -36,7 +36,10 @@ ConfigSetters setters_of(GptConfig& config) {
       {"block_size", set_size(config.block_size)},
       {"vocab_size", set_size(config.vocab_size)},
       {"dropout", set_probability(config.dropout)},
-      {"bias", [&](const std::string& key, const std::string& value) { config.bias = parse_word(key, value, "true", "false"); }},
+      {"bias",
+       [&](const std::string& key, const std::string& value) {
+         config.bias = parse_word(key, value, "true", "false");
+       }},
       {"gelu",
        [&](const std::string& key, const std::string& value) {
          config.gelu = parse_word(key, value, "tanh", "exact") ? GeluKind::kTanh : GeluKind::kExact;
@@ -57,12 +60,14 @@ GptConfig gpt_config(const std::string& name, const std::string& text) {
 
 std::int64_t num_parameters(const GptConfig& config) {
   const std::int64_t width = config.n_embd;
-  if (config.n_layer < 1 || config.n_head < 1 || width < 1 || config.block_size < 1 || config.vocab_size < 1) {
+  if (config.n_layer < 1 || config.n_head < 1 || width < 1 || config.block_size < 1 ||
+      config.vocab_size < 1) {
     throw ConfigError("every size of a GPT must be at least 1");
   }
   if (width % config.n_head != 0) {
-    throw ConfigError(fmt::format("n_embd {} is not a multiple of n_head {}; the nearest that is: {}", width, config.n_head,
-                                  (width / config.n_head + 1) * config.n_head));
+    throw ConfigError(
+        fmt::format("n_embd {} is not a multiple of n_head {}; the nearest that is: {}", width,
+                    config.n_head, (width / config.n_head + 1) * config.n_head));
   }
   const std::int64_t norm = config.bias ? 2 * width : width;
   const std::int64_t biases = config.bias ? (3 + 1 + 4 + 1) * width : 0;

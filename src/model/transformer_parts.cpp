@@ -8,11 +8,13 @@
 
 namespace headroom {
 
-std::vector<at::Tensor> BlockStage::forward(const std::vector<at::Tensor>& inputs, const MicroBatch& micro, int option) {
+std::vector<at::Tensor> BlockStage::forward(const std::vector<at::Tensor>& inputs,
+                                            const MicroBatch& micro, int option) {
   BlockOptions options = options_;
   options.keep = static_cast<BlockKeep>(option);
   if (!module_->is_training()) options.attention.dropout_p = options.residual_dropout_p = 0.0;
-  if (micro.inputs.size() > 1 && micro.inputs[1].scalar_type() == at::kBool) options.attention.key_mask = micro.inputs[1];
+  if (micro.inputs.size() > 1 && micro.inputs[1].scalar_type() == at::kBool)
+    options.attention.key_mask = micro.inputs[1];
   const auto block = norms_ == NormPlace::kBefore ? transformer_block : post_norm_block;
   std::vector<at::Tensor> outputs(inputs.begin(), inputs.end() - 1);
   outputs.push_back(block(inputs.back(), attention_, mlp_, options));
@@ -26,30 +28,37 @@ ConfigSetters encoder_setters(EncoderConfig& config) {
           {"intermediate_size", set_size(config.intermediate_size)},
           {"hidden_dropout_prob", set_probability(config.hidden_dropout_prob)},
           {"attention_probs_dropout_prob", set_probability(config.attention_probs_dropout_prob)},
-          {"dropout", set_probabilities({&config.hidden_dropout_prob, &config.attention_probs_dropout_prob})}};
+          {"dropout",
+           set_probabilities({&config.hidden_dropout_prob, &config.attention_probs_dropout_prob})}};
 }
 
 std::int64_t num_block_parameters(const EncoderConfig& config) {
-  const std::int64_t width = config.hidden_size, hidden = config.intermediate_size, heads = config.num_attention_heads;
+  const std::int64_t width = config.hidden_size, hidden = config.intermediate_size,
+                     heads = config.num_attention_heads;
   if (width < 1 || hidden < 1 || heads < 1 || config.num_hidden_layers < 1)
     throw ConfigError("every size of an encoder must be at least 1");
   if (width % heads != 0) {
-    throw ConfigError(fmt::format("hidden_size {} is not a multiple of num_attention_heads {}; the nearest that is: {}", width, heads,
-                                  (width / heads + 1) * heads));
+    throw ConfigError(fmt::format(
+        "hidden_size {} is not a multiple of num_attention_heads {}; the nearest that is: {}",
+        width, heads, (width / heads + 1) * heads));
   }
-  const std::int64_t attention = 4 * (width * width + width), mlp = 2 * width * hidden + hidden + width, norms = 4 * width;
+  const std::int64_t attention = 4 * (width * width + width),
+                     mlp = 2 * width * hidden + hidden + width, norms = 4 * width;
   return config.num_hidden_layers * (attention + mlp + norms);
 }
 
-std::shared_ptr<Stage> make_encoder_block(const EncoderConfig& config, std::int64_t index, const std::string& kind,
+std::shared_ptr<Stage> make_encoder_block(const EncoderConfig& config, std::int64_t index,
+                                          const std::string& kind,
                                           const EncoderBlockOptions& encoder_options) {
   const std::int64_t width = config.hidden_size;
   const auto module = std::make_shared<GroupModule>();
   const auto attention = module->add("attention", std::make_shared<GroupModule>()),
              mlp = module->add("mlp", std::make_shared<GroupModule>());
-  const Weights norm = attention->add("norm", make_norm(width)), qkv = attention->add("qkv", make_linear(width, 3 * width));
+  const Weights norm = attention->add("norm", make_norm(width)),
+                qkv = attention->add("qkv", make_linear(width, 3 * width));
   const Weights output = attention->add("output", make_linear(width, width));
-  const Weights mlp_norm = mlp->add("norm", make_norm(width)), hidden = mlp->add("hidden", make_linear(width, config.intermediate_size));
+  const Weights mlp_norm = mlp->add("norm", make_norm(width)),
+                hidden = mlp->add("hidden", make_linear(width, config.intermediate_size));
   const Weights mlp_output = mlp->add("output", make_linear(config.intermediate_size, width));
   BlockOptions options;
   options.num_heads = config.num_attention_heads;
@@ -60,16 +69,20 @@ std::shared_ptr<Stage> make_encoder_block(const EncoderConfig& config, std::int6
   options.gelu = GeluKind::kExact;
   return std::make_shared<BlockStage>(
       fmt::format("{}block{}", encoder_options.name_prefix, index), kind, module,
-      AttentionWeights{norm->weight, norm->bias, qkv->weight, qkv->bias, output->weight, output->bias},
-      MlpWeights{mlp_norm->weight, mlp_norm->bias, hidden->weight, hidden->bias, mlp_output->weight, mlp_output->bias}, options,
-      encoder_options.norms);
+      AttentionWeights{norm->weight, norm->bias, qkv->weight, qkv->bias, output->weight,
+                       output->bias},
+      MlpWeights{mlp_norm->weight, mlp_norm->bias, hidden->weight, hidden->bias, mlp_output->weight,
+                 mlp_output->bias},
+      options, encoder_options.norms);
 }
 
-std::vector<std::string> published_block_names(const std::string& chain_name, const std::string& layers,
+std::vector<std::string> published_block_names(const std::string& chain_name,
+                                               const std::string& layers,
                                                const std::map<std::string, std::string>& parts) {
   const auto [stage, rest] = split_name(chain_name);
   const std::size_t dot = rest.rfind('.');
-  const std::string start = layers + stage.substr(stage.rfind("block") + 5) + ".", end = rest.substr(dot);
+  const std::string start = layers + stage.substr(stage.rfind("block") + 5) + ".",
+                    end = rest.substr(dot);
   std::vector<std::string> names;
   std::istringstream words(parts.at(rest.substr(0, dot)));
   for (std::string word; words >> word;) names.push_back(fmt::format("{}{}{}", start, word, end));
@@ -77,9 +90,13 @@ std::vector<std::string> published_block_names(const std::string& chain_name, co
 }
 
 void check_patches(std::int64_t rows, std::int64_t columns, std::int64_t patch_size) {
-  if (patch_size >= 1 && rows >= 1 && columns >= 1 && rows % patch_size == 0 && columns % patch_size == 0) return;
-  throw ConfigError(fmt::format("images of {} x {} are not whole patches of {} x {}: set image_size or patch_size in --model_config", rows,
-                                columns, patch_size, patch_size));
+  if (patch_size >= 1 && rows >= 1 && columns >= 1 && rows % patch_size == 0 &&
+      columns % patch_size == 0)
+    return;
+  throw ConfigError(
+      fmt::format("images of {} x {} are not whole patches of {} x {}: set image_size or "
+                  "patch_size in --model_config",
+                  rows, columns, patch_size, patch_size));
 }
 
 std::pair<std::string, std::string> split_name(const std::string& chain_name) {

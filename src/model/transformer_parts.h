@@ -3,18 +3,18 @@
 // What the transformers of the zoo are made of.
 
 #include <headroom/model/chain.h>
-#include <headroom/model/encoder.h>
 #include <headroom/ops/transformer.h>
+#include "model/encoder.h"
 
 #include "model/config_text.h"
 
 #include <torch/torch.h>
 
 #include <map>
-#include <memory>
 #include <string>
 #include <utility>
 #include <vector>
+#include "memory"
 
 namespace headroom {
 
@@ -25,7 +25,8 @@ class WeightsImpl : public torch::nn::Module {
  public:
   WeightsImpl(const at::Tensor& initial_weight, std::int64_t bias_size)
       : weight(register_parameter("weight", initial_weight)),
-        bias(bias_size > 0 ? register_parameter("bias", torch::zeros({bias_size})) : at::Tensor()) {}
+        bias(bias_size > 0 ? register_parameter("bias", torch::zeros({bias_size})) : at::Tensor()) {
+  }
   at::Tensor weight, bias;
 };
 TORCH_MODULE(Weights);
@@ -33,10 +34,13 @@ TORCH_MODULE(Weights);
 inline at::Tensor normal(at::IntArrayRef sizes, double deviation = kInitialDeviation) {
   return torch::empty(sizes).normal_(0.0, deviation);
 }
-inline Weights make_linear(std::int64_t in, std::int64_t out, double deviation = kInitialDeviation, bool bias = true) {
+inline Weights make_linear(std::int64_t in, std::int64_t out, double deviation = kInitialDeviation,
+                           bool bias = true) {
   return Weights(normal({out, in}, deviation), bias ? out : 0);
 }
-inline Weights make_norm(std::int64_t width, bool bias = true) { return Weights(torch::ones({width}), bias ? width : 0); }
+inline Weights make_norm(std::int64_t width, bool bias = true) {
+  return Weights(torch::ones({width}), bias ? width : 0);
+}
 
 class GroupModule : public torch::nn::Module {
  public:
@@ -44,18 +48,21 @@ class GroupModule : public torch::nn::Module {
   Holder add(const std::string& name, Holder child) {
     return register_module(name, std::move(child));
   }
-  at::Tensor add_parameter(const std::string& name, const at::Tensor& initial) { return register_parameter(name, initial); }
+  at::Tensor add_parameter(const std::string& name, const at::Tensor& initial) {
+    return register_parameter(name, initial);
+  }
 };
 
 /// Where the norms of a block are: before its halves, or after each.
 enum class NormPlace : int { kBefore, kAfter };
 
-/// A transformer block. `module` owns the weights; dropout happens while it trains. A second input of the micro-batch, (B, T) bool, says
-/// which tokens may be seen.
+/// A transformer block. `module` owns the weights; dropout happens while it trains. A second input
+/// of the micro-batch, (B, T) bool, says which tokens may be seen.
 class BlockStage final : public Stage {
  public:
-  BlockStage(std::string name, std::string kind, std::shared_ptr<torch::nn::Module> module, AttentionWeights attention, MlpWeights mlp,
-             BlockOptions options, NormPlace norms = NormPlace::kBefore)
+  BlockStage(std::string name, std::string kind, std::shared_ptr<torch::nn::Module> module,
+             AttentionWeights attention, MlpWeights mlp, BlockOptions options,
+             NormPlace norms = NormPlace::kBefore)
       : Stage(std::move(name)),
         kind_(std::move(kind)),
         module_(std::move(module)),
@@ -64,10 +71,13 @@ class BlockStage final : public Stage {
         options_(std::move(options)),
         norms_(norms) {}
 
-  std::vector<at::Tensor> forward(const std::vector<at::Tensor>& inputs, const MicroBatch& micro, int option) override;
+  std::vector<at::Tensor> forward(const std::vector<at::Tensor>& inputs, const MicroBatch& micro,
+                                  int option) override;
   std::vector<std::string> options() const override { return block_keep_names(); }
   int half_option() const override { return static_cast<int>(BlockKeep::kNoGeluNorms); }
-  int num_half_options() const override { return static_cast<int>(BlockKeep::kAttention) - half_option() + 1; }
+  int num_half_options() const override {
+    return static_cast<int>(BlockKeep::kAttention) - half_option() + 1;
+  }
   std::shared_ptr<torch::nn::Module> module() const override { return module_; }
   bool runs_without_memory() const override { return true; }
   std::string kind() const override { return kind_; }
@@ -95,16 +105,19 @@ struct EncoderBlockOptions {
 };
 
 /// Block `index` of an encoder, with exact GELU. `kind` is "vit_block", say.
-std::shared_ptr<Stage> make_encoder_block(const EncoderConfig& config, std::int64_t index, const std::string& kind,
+std::shared_ptr<Stage> make_encoder_block(const EncoderConfig& config, std::int64_t index,
+                                          const std::string& kind,
                                           const EncoderBlockOptions& encoder_options);
 
 /// Throws ConfigError unless images of this size are whole patches.
 void check_patches(std::int64_t rows, std::int64_t columns, std::int64_t patch_size);
 
-/// The names of a block's parameter in a published model: `layers` is what stands before the block's number, and `parts` what our parts
-/// ("attention.norm", "attention.qkv", "attention.output", "mlp.norm", "mlp.hidden", "mlp.output") are called there; a part that is several
-/// there has several names with blanks between.
-std::vector<std::string> published_block_names(const std::string& chain_name, const std::string& layers,
+/// The names of a block's parameter in a published model: `layers` is what stands before the
+/// block's number, and `parts` what our parts
+/// ("attention.norm", "attention.qkv", "attention.output", "mlp.norm", "mlp.hidden", "mlp.output")
+/// are called there; a part that is several there has several names with blanks between.
+std::vector<std::string> published_block_names(const std::string& chain_name,
+                                               const std::string& layers,
                                                const std::map<std::string, std::string>& parts);
 
 /// "block3.rest" is ("block3", "rest").

@@ -1,10 +1,10 @@
-#include <headroom/model/vit.h>
+#include "model/vit.h"
 
 #include <headroom/core/error.h>
-#include <headroom/ops/dropout.h>
-#include <headroom/ops/layer_norm.h>
-#include <headroom/ops/linear.h>
-#include <headroom/ops/patch_embedding.h>
+#include "ops/dropout.h"
+#include "ops/layer_norm.h"
+#include "ops/linear.h"
+#include "ops/patch_embedding.h"
 
 #include "model/transformer_parts.h"
 
@@ -30,13 +30,19 @@ const Presets<VitConfig>& presets() {
       config.classes = 1000;
       return config;
     };
-    return Presets<VitConfig>{{"vit", VitConfig()}, {"vit-b16", published(768, 12, 12)}, {"vit-l16", published(1024, 24, 16)}};
+    return Presets<VitConfig>{{"vit", VitConfig()},
+                              {"vit-b16", published(768, 12, 12)},
+                              {"vit-l16", published(1024, 24, 16)}};
   }();
   return all;
 }
 
-std::int64_t num_patches(const VitConfig& config) { return (config.rows / config.patch_size) * (config.columns / config.patch_size); }
-std::int64_t patch_values(const VitConfig& config) { return config.channels * config.patch_size * config.patch_size; }
+std::int64_t num_patches(const VitConfig& config) {
+  return (config.rows / config.patch_size) * (config.columns / config.patch_size);
+}
+std::int64_t patch_values(const VitConfig& config) {
+  return config.channels * config.patch_size * config.patch_size;
+}
 
 class VitEmbedding final : public Stage {
  public:
@@ -44,18 +50,26 @@ class VitEmbedding final : public Stage {
       : Stage("embedding"),
         config_(config),
         cls_token_(module_->add_parameter("cls_token", normal({1, 1, config.hidden_size}))),
-        positions_(module_->add_parameter("position_embeddings", normal({1, num_patches(config) + 1, config.hidden_size}))),
-        projection_(module_->add("patch_embeddings", std::make_shared<GroupModule>())
-                        ->add("projection", make_linear(patch_values(config), config.hidden_size))) {}
+        positions_(module_->add_parameter(
+            "position_embeddings", normal({1, num_patches(config) + 1, config.hidden_size}))),
+        projection_(
+            module_->add("patch_embeddings", std::make_shared<GroupModule>())
+                ->add("projection", make_linear(patch_values(config), config.hidden_size))) {}
 
-  std::vector<at::Tensor> forward(const std::vector<at::Tensor>& inputs, const MicroBatch& /*micro*/, int /*option*/) override {
+  std::vector<at::Tensor> forward(const std::vector<at::Tensor>& inputs,
+                                  const MicroBatch& /*micro*/, int /*option*/) override {
     const at::Tensor& images = inputs.at(0);
-    if (images.sizes().slice(1) != at::IntArrayRef({config_.channels, config_.rows, config_.columns})) {
-      throw DataError(fmt::format("images are ({}), but the model reads ({}, {}, {}): set channels, rows and columns in --model_config",
-                                  fmt::join(images.sizes().slice(1), ", "), config_.channels, config_.rows, config_.columns));
+    if (images.sizes().slice(1) !=
+        at::IntArrayRef({config_.channels, config_.rows, config_.columns})) {
+      throw DataError(
+          fmt::format("images are ({}), but the model reads ({}, {}, {}): set channels, rows and "
+                      "columns in --model_config",
+                      fmt::join(images.sizes().slice(1), ", "), config_.channels, config_.rows,
+                      config_.columns));
     }
-    const at::Tensor x =
-        patch_embedding(images, config_.patch_size, {projection_->weight, projection_->bias, cls_token_, positions_});  // (B, T, C)
+    const at::Tensor x = patch_embedding(
+        images, config_.patch_size,
+        {projection_->weight, projection_->bias, cls_token_, positions_});  // (B, T, C)
     return {dropout(x, module_->is_training() ? config_.hidden_dropout_prob : 0.0)};
   }
   std::shared_ptr<torch::nn::Module> module() const override { return module_; }
@@ -75,12 +89,15 @@ class VitHead final : public Stage {
         layernorm_(module_->add("layernorm", make_norm(config.hidden_size))),
         classifier_(module_->add("classifier", make_linear(config.hidden_size, config.classes))) {}
 
-  std::vector<at::Tensor> forward(const std::vector<at::Tensor>& inputs, const MicroBatch& micro, int /*option*/) override {
-    const at::Tensor first = inputs.at(0).select(1, 0);  // (B, C): a norm is of one token, and only the class token's is used
+  std::vector<at::Tensor> forward(const std::vector<at::Tensor>& inputs, const MicroBatch& micro,
+                                  int /*option*/) override {
+    const at::Tensor first = inputs.at(0).select(
+        1, 0);  // (B, C): a norm is of one token, and only the class token's is used
     const at::Tensor scores =
-        linear(layer_norm(first, layernorm_->weight, layernorm_->bias, kNormEps), classifier_->weight, classifier_->bias);
+        linear(layer_norm(first, layernorm_->weight, layernorm_->bias, kNormEps),
+               classifier_->weight, classifier_->bias);
     std::vector<at::Tensor> results{summed_cross_entropy({scores}, micro)};
-    if (!module_->is_training()) results.push_back(num_right({scores}, micro));
+    if (!module_->is_training()) results.push_back(count_correct({scores}, micro));
     return results;
   }
   std::shared_ptr<torch::nn::Module> module() const override { return module_; }
@@ -112,8 +129,10 @@ VitConfig vit_config(const std::string& name, const std::string& text) {
 std::int64_t num_parameters(const VitConfig& config) {
   const std::int64_t blocks = num_block_parameters(config), width = config.hidden_size;
   check_patches(config.rows, config.columns, config.patch_size);
-  if (config.channels < 1 || config.classes < 1) throw ConfigError("every size of a ViT must be at least 1");
-  const std::int64_t embedding = (patch_values(config) + 1) * width + width + (num_patches(config) + 1) * width;
+  if (config.channels < 1 || config.classes < 1)
+    throw ConfigError("every size of a ViT must be at least 1");
+  const std::int64_t embedding =
+      (patch_values(config) + 1) * width + width + (num_patches(config) + 1) * width;
   return embedding + blocks + 2 * width + (width + 1) * config.classes;
 }
 
@@ -122,7 +141,8 @@ Chain make_vit(const VitConfig& config) {
   Chain chain;
   chain.add(std::make_shared<VitEmbedding>(config));
   for (std::int64_t layer = 0; layer < config.num_hidden_layers; ++layer) {
-    chain.add(make_encoder_block(config, layer, "vit_block", {NormPlace::kBefore, kNormEps, false, ""}));
+    chain.add(
+        make_encoder_block(config, layer, "vit_block", {NormPlace::kBefore, kNormEps, false, ""}));
   }
   chain.add(std::make_shared<VitHead>(config));
   return chain;
@@ -132,13 +152,15 @@ std::vector<std::string> vit_parameter_names(const std::string& chain_name) {
   const auto [stage, rest] = split_name(chain_name);
   if (stage == "embedding") return {"vit.embeddings." + rest};
   if (stage == "head") return {(rest.rfind("layernorm", 0) == 0 ? "vit." : "") + rest};
-  return published_block_names(chain_name, "vit.encoder.layer.",
-                               {{"attention.norm", "layernorm_before"},
-                                {"attention.qkv", "attention.attention.query attention.attention.key attention.attention.value"},
-                                {"attention.output", "attention.output.dense"},
-                                {"mlp.norm", "layernorm_after"},
-                                {"mlp.hidden", "intermediate.dense"},
-                                {"mlp.output", "output.dense"}});
+  return published_block_names(
+      chain_name, "vit.encoder.layer.",
+      {{"attention.norm", "layernorm_before"},
+       {"attention.qkv",
+        "attention.attention.query attention.attention.key attention.attention.value"},
+       {"attention.output", "attention.output.dense"},
+       {"mlp.norm", "layernorm_after"},
+       {"mlp.hidden", "intermediate.dense"},
+       {"mlp.output", "output.dense"}});
 }
 
 }  // namespace headroom

@@ -2,11 +2,11 @@
 
 #include <headroom/config/training_arguments.h>
 #include <headroom/core/error.h>
-#include <headroom/model/bert.h>
-#include <headroom/model/clip.h>
 #include <headroom/model/gpt.h>
-#include <headroom/model/vit.h>
-#include <headroom/ops/linear.h>
+#include "model/bert.h"
+#include "model/clip.h"
+#include "model/vit.h"
+#include "ops/linear.h"
 
 #include <fmt/format.h>
 #include <torch/torch.h>
@@ -34,7 +34,8 @@ ModelInput image_input(const Sizes& sizes) {
   return input;
 }
 
-// Layers that run one after the other as one stage. (A Sequential cannot be a child of a Sequential: its forward is a template.)
+// Layers that run one after the other as one stage. (A Sequential cannot be a child of a
+// Sequential: its forward is a template.)
 class LayersImpl : public nn::SequentialImpl {
  public:
   using nn::SequentialImpl::SequentialImpl;
@@ -42,10 +43,12 @@ class LayersImpl : public nn::SequentialImpl {
 };
 TORCH_MODULE(Layers);
 
-// Flattens what it is given, then a linear layer that writes its gradients directly, then a ReLU in place unless it is the last one.
+// Flattens what it is given, then a linear layer that writes its gradients directly, then a ReLU in
+// place unless it is the last one.
 class DenseImpl : public nn::Module {
  public:
-  DenseImpl(std::int64_t in, std::int64_t out, bool relu) : nn::Module(relu ? "DenseRelu" : "Dense"), relu_(relu) {
+  DenseImpl(std::int64_t in, std::int64_t out, bool relu)
+      : nn::Module(relu ? "DenseRelu" : "Dense"), relu_(relu) {
     // The initial values are nn::Linear's.
     const nn::Linear linear(in, out);
     weight_ = register_parameter("weight", linear->weight.detach());
@@ -65,7 +68,8 @@ class DenseImpl : public nn::Module {
 TORCH_MODULE(Dense);
 
 ZooModel make_mlp(const std::string& config) {
-  const Sizes sizes = parse_sizes("mlp", config, with_image_sizes({{"hidden", 512}, {"layers", 2}}));
+  const Sizes sizes =
+      parse_sizes("mlp", config, with_image_sizes({{"hidden", 512}, {"layers", 2}}));
   const ModelInput input = image_input(sizes);
   nn::Sequential network;
   std::int64_t width = input.channels * input.rows * input.columns;
@@ -77,18 +81,21 @@ ZooModel make_mlp(const std::string& config) {
   return {Chain::from_sequential(network.ptr(), summed_cross_entropy, true), input};
 }
 
-nn::Conv2d convolution(std::int64_t in, std::int64_t out, std::int64_t kernel, std::int64_t stride, bool bias) {
-  return nn::Conv2d(nn::Conv2dOptions(in, out, kernel).stride(stride).padding(kernel / 2).bias(bias));
+nn::Conv2d convolution(std::int64_t in, std::int64_t out, std::int64_t kernel, std::int64_t stride,
+                       bool bias) {
+  return nn::Conv2d(
+      nn::Conv2dOptions(in, out, kernel).stride(stride).padding(kernel / 2).bias(bias));
 }
 
 // A spatial convolution and a 1x1 convolution, each with BatchNorm and ReLU.
 Layers nin_block(std::int64_t in, std::int64_t out, std::int64_t stride) {
-  return Layers(convolution(in, out, 3, stride, false), nn::BatchNorm2d(out), nn::ReLU(), convolution(out, out, 1, 1, false),
-                nn::BatchNorm2d(out), nn::ReLU());
+  return Layers(convolution(in, out, 3, stride, false), nn::BatchNorm2d(out), nn::ReLU(),
+                convolution(out, out, 1, 1, false), nn::BatchNorm2d(out), nn::ReLU());
 }
 
 Layers pooled_classifier(std::int64_t width, std::int64_t num_classes) {
-  return Layers(nn::AdaptiveAvgPool2d(nn::AdaptiveAvgPool2dOptions(1)), nn::Flatten(), nn::Linear(width, num_classes));
+  return Layers(nn::AdaptiveAvgPool2d(nn::AdaptiveAvgPool2dOptions(1)), nn::Flatten(),
+                nn::Linear(width, num_classes));
 }
 
 ZooModel make_nin(const std::string& config) {
@@ -132,7 +139,9 @@ class ResidualBlockImpl : public nn::Module {
 TORCH_MODULE(ResidualBlock);
 
 ZooModel make_resnet(const std::string& config) {
-  const Sizes sizes = parse_sizes("resnet", config, with_image_sizes({{"blocks", 8}, {"width", 16}, {"norm", 1}, {"stride", 2}}));
+  const Sizes sizes =
+      parse_sizes("resnet", config,
+                  with_image_sizes({{"blocks", 8}, {"width", 16}, {"norm", 1}, {"stride", 2}}));
   const ModelInput input = image_input(sizes);
   const std::int64_t width = sizes.at("width");
   nn::Sequential network;
@@ -159,7 +168,7 @@ ZooModel make_zoo_bert(const std::string& name, const std::string& text) {
   input.kind = ModelInput::Kind::kTokens;
   input.length = config.length;
   input.vocabulary = config.vocab_size;
-  input.num_chosen = num_chosen(config);
+  input.num_masked = num_masked(config);
   input.mask_token = config.mask_token;
   return {make_bert(config), input};
 }
@@ -191,8 +200,10 @@ using Makers = std::map<std::string, std::function<ZooModel(const std::string&)>
 const Makers& makers() {
   static const Makers table = [] {
     Makers all{{"mlp", make_mlp}, {"nin", make_nin}, {"resnet", make_resnet}};
-    const auto add = [&](const std::vector<std::string>& names, ZooModel (*make)(const std::string&, const std::string&)) {
-      for (const std::string& name : names) all[name] = [=](const std::string& config) { return make(name, config); };
+    const auto add = [&](const std::vector<std::string>& names,
+                         ZooModel (*make)(const std::string&, const std::string&)) {
+      for (const std::string& name : names)
+        all[name] = [=](const std::string& config) { return make(name, config); };
     };
     add(gpt_names(), make_zoo_gpt);
     add(vit_names(), make_zoo_vit);
@@ -205,31 +216,37 @@ const Makers& makers() {
 
 }  // namespace
 
-std::map<std::string, std::int64_t> parse_sizes(const std::string& model, const std::string& text, Sizes defaults) {
+std::map<std::string, std::int64_t> parse_sizes(const std::string& model, const std::string& text,
+                                                Sizes defaults) {
   std::size_t start = 0;
   while (start < text.size()) {
     const std::size_t end = std::min(text.find(',', start), text.size());
     const std::string pair = text.substr(start, end - start);
     const std::size_t equals = pair.find('=');
-    if (equals == std::string::npos) throw ConfigError(fmt::format("--model_config '{}': expected k=v, found '{}'", text, pair));
+    if (equals == std::string::npos)
+      throw ConfigError(fmt::format("--model_config '{}': expected k=v, found '{}'", text, pair));
     const std::string key = pair.substr(0, equals);
     const std::string value = pair.substr(equals + 1);
     const auto found = defaults.find(key);
     if (found == defaults.end()) {
       std::vector<std::string> names;
       for (const auto& entry : defaults) names.push_back(entry.first);
-      throw ConfigError(fmt::format("--model_config: {} has no size '{}'; did you mean '{}'?", model, key, nearest_name(key, names)));
+      throw ConfigError(fmt::format("--model_config: {} has no size '{}'; did you mean '{}'?",
+                                    model, key, nearest_name(key, names)));
     }
     std::int64_t number = 0;
     const auto [stop, error] = std::from_chars(value.data(), value.data() + value.size(), number);
-    if (error != std::errc() || stop != value.data() + value.size() || number < 0 || number > (std::int64_t{1} << 30)) {
-      throw ConfigError(fmt::format("--model_config: {}='{}' is not a whole number from 0 to 2^30", key, value));
+    if (error != std::errc() || stop != value.data() + value.size() || number < 0 ||
+        number > (std::int64_t{1} << 30)) {
+      throw ConfigError(
+          fmt::format("--model_config: {}='{}' is not a whole number from 0 to 2^30", key, value));
     }
     found->second = number;
     start = end + 1;
   }
   for (const auto& [key, value] : defaults) {
-    if (value == 0 && key != "norm" && key != "layers") throw ConfigError(fmt::format("--model_config: {} must be above 0", key));
+    if (value == 0 && key != "norm" && key != "layers")
+      throw ConfigError(fmt::format("--model_config: {} must be above 0", key));
   }
   return defaults;
 }
@@ -243,7 +260,8 @@ std::vector<std::string> model_names() {
 ZooModel make_model(const std::string& name, const std::string& config) {
   const auto found = makers().find(name);
   if (found == makers().end()) {
-    throw ConfigError(fmt::format("--model '{}': expected one of {}; did you mean '{}'?", name, fmt::join(model_names(), ", "),
+    throw ConfigError(fmt::format("--model '{}': expected one of {}; did you mean '{}'?", name,
+                                  fmt::join(model_names(), ", "),
                                   nearest_name(name, model_names())));
   }
   return found->second(config);

@@ -16,7 +16,8 @@ using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
 struct AttentionFunction : torch::autograd::Function<AttentionFunction> {
-  static at::Tensor forward(AutogradContext* ctx, const at::Tensor& qkv, const ops::AttentionParams& params, double dropout_p) {
+  static at::Tensor forward(AutogradContext* ctx, const at::Tensor& qkv,
+                            const ops::AttentionParams& params, double dropout_p) {
     const std::int64_t num_samples = qkv.size(0), length = qkv.size(1);
     at::Tensor y = ops::make_floats({num_samples, length, qkv.size(2) / 3}, qkv);
     at::Tensor softmax = ops::make_floats({num_samples, params.num_heads, 2, length}, qkv);
@@ -37,21 +38,26 @@ struct AttentionFunction : torch::autograd::Function<AttentionFunction> {
     params.num_heads = ctx->saved_data["num_heads"].toInt();
     params.causal = ctx->saved_data["causal"].toBool();
     params.dropout =
-        ops::dropout_from_seed(ctx->saved_data["dropout_p"].toDouble(), static_cast<std::uint64_t>(ctx->saved_data["seed"].toInt()));
+        ops::dropout_from_seed(ctx->saved_data["dropout_p"].toDouble(),
+                               static_cast<std::uint64_t>(ctx->saved_data["seed"].toInt()));
     params.key_mask = saved[2];
     at::Tensor dqkv = at::empty_like(saved[0]);
-    ops::attention_backward(params, saved[0], {}, saved[1], ops::take_exact(ctx->saved_data, "softmax"), grads[0].contiguous(), dqkv);
+    ops::attention_backward(params, saved[0], {}, saved[1],
+                            ops::take_exact(ctx->saved_data, "softmax"), grads[0].contiguous(),
+                            dqkv);
     return {dqkv, {}, {}};
   }
 };
 
 }  // namespace
 
-at::Tensor attention(const at::Tensor& input, std::int64_t num_heads, const AttentionOptions& options) {
+at::Tensor attention(const at::Tensor& input, std::int64_t num_heads,
+                     const AttentionOptions& options) {
   const at::Tensor qkv = ops::as_kernel_input(input);
   ops::check_attention_sizes(qkv, num_heads, 3, options);
   const at::Tensor key_mask = ops::key_mask_of(options, qkv);
-  if (!ops::has_kernels(qkv)) return ops::plain_attention(qkv, num_heads, options.causal, key_mask, options.dropout_p);
+  if (!ops::has_kernels(qkv))
+    return ops::plain_attention(qkv, num_heads, options.causal, key_mask, options.dropout_p);
   ops::AttentionParams params;
   params.num_heads = num_heads;
   params.causal = options.causal;

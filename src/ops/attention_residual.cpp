@@ -5,9 +5,9 @@
 #include "ops/plain.h"
 #include "ops/sizes.h"
 
-#include <headroom/ops/convert.h>
-#include <headroom/ops/dropout.h>
-#include <headroom/ops/layer_norm.h>
+#include "ops/convert.h"
+#include "ops/dropout.h"
+#include "ops/layer_norm.h"
 
 #include <torch/csrc/autograd/custom_function.h>
 
@@ -28,13 +28,31 @@ struct Call {
 };
 
 // The first seven are the tensors that autograd knows, in its order.
-enum Saved { kX, kNormWeight, kNormBias, kQkvWeight, kQkvBias, kProjWeight, kProjBias, kMean, kRstd, kNorm, kQkv, kY, kSoftmax, kKeyMask };
+enum Saved {
+  kX,
+  kNormWeight,
+  kNormBias,
+  kQkvWeight,
+  kQkvBias,
+  kProjWeight,
+  kProjBias,
+  kMean,
+  kRstd,
+  kNorm,
+  kQkv,
+  kY,
+  kSoftmax,
+  kKeyMask
+};
 
 struct AttentionResidual : torch::autograd::Function<AttentionResidual> {
-  static at::Tensor forward(AutogradContext* ctx, const at::Tensor& x, const at::Tensor& norm_weight, const at::Tensor& norm_bias,
-                            const at::Tensor& qkv_weight, const at::Tensor& qkv_bias, const at::Tensor& proj_weight,
-                            const at::Tensor& proj_bias, const Call& call) {
-    const std::int64_t num_samples = x.size(0), length = x.size(1), width = x.size(2), num_rows = num_samples * length;
+  static at::Tensor forward(AutogradContext* ctx, const at::Tensor& x,
+                            const at::Tensor& norm_weight, const at::Tensor& norm_bias,
+                            const at::Tensor& qkv_weight, const at::Tensor& qkv_bias,
+                            const at::Tensor& proj_weight, const at::Tensor& proj_bias,
+                            const Call& call) {
+    const std::int64_t num_samples = x.size(0), length = x.size(1), width = x.size(2),
+                       num_rows = num_samples * length;
     const bool has_norm = ops::present(norm_weight);
     const at::Tensor rows = x.view({num_rows, width});
     at::Tensor mean, rstd, norm = rows;
@@ -57,30 +75,47 @@ struct AttentionResidual : torch::autograd::Function<AttentionResidual> {
     if (!call.wants_grad || !call.keep_qkv) qkv = at::Tensor();
     at::Tensor out = at::empty_like(x);
     add_projection(y, proj_weight, proj_bias, rows, call, out.view({num_rows, width}));
-    // What follows keeps it rounded: rounded from the start, it is the same for who recomputes from it.
+    // What follows keeps it rounded: rounded from the start, it is the same for who recomputes from
+    // it.
     if (call.kept_type) round_to(out, *call.kept_type);
     if (call.wants_grad) {
-      save(ctx, {x, norm_weight, norm_bias, qkv_weight, qkv_bias, proj_weight, proj_bias, {}, {}, norm, qkv, y, {}, call.params.key_mask},
+      save(ctx,
+           {x,
+            norm_weight,
+            norm_bias,
+            qkv_weight,
+            qkv_bias,
+            proj_weight,
+            proj_bias,
+            {},
+            {},
+            norm,
+            qkv,
+            y,
+            {},
+            call.params.key_mask},
            mean, rstd, softmax, call);
     }
     return out;
   }
 
   // out = x + dropout(y proj^T + bias)
-  static void add_projection(const at::Tensor& y, const at::Tensor& weight, const at::Tensor& bias, const at::Tensor& x, const Call& call,
-                             const at::Tensor& out) {
+  static void add_projection(const at::Tensor& y, const at::Tensor& weight, const at::Tensor& bias,
+                             const at::Tensor& x, const Call& call, const at::Tensor& out) {
     const at::Tensor y_rows = y.view({-1, y.size(2)});
     if (call.residual_dropout_p == 0.0) {
       ops::add_bias(x, bias, out);
       ops::linear(y_rows, weight, out, 1.0);
     } else {
       ops::linear(y_rows, weight, out, 0.0);
-      ops::dropout_add(ops::dropout_from_seed(call.residual_dropout_p, static_cast<std::uint64_t>(call.residual_seed)), out, bias, x, out);
+      ops::dropout_add(ops::dropout_from_seed(call.residual_dropout_p,
+                                              static_cast<std::uint64_t>(call.residual_seed)),
+                       out, bias, x, out);
     }
   }
 
-  static void save(AutogradContext* ctx, variable_list tensors, const at::Tensor& mean, const at::Tensor& rstd, const at::Tensor& softmax,
-                   const Call& call) {
+  static void save(AutogradContext* ctx, variable_list tensors, const at::Tensor& mean,
+                   const at::Tensor& rstd, const at::Tensor& softmax, const Call& call) {
     ctx->save_for_backward(std::move(tensors));
     ops::keep_exact(ctx->saved_data, "mean", mean);
     ops::keep_exact(ctx->saved_data, "rstd", rstd);
@@ -101,8 +136,10 @@ struct AttentionResidual : torch::autograd::Function<AttentionResidual> {
     saved[kRstd] = ops::take_exact(ctx->saved_data, "rstd");
     saved[kSoftmax] = ops::take_exact(ctx->saved_data, "softmax");
     const at::Tensor dout = grads[0].contiguous();
-    const std::int64_t num_samples = dout.size(0), length = dout.size(1), width = dout.size(2), num_rows = num_samples * length;
-    const at::Tensor dout_rows = dout.view({num_rows, width}), x_rows = saved[kX].view({num_rows, width});
+    const std::int64_t num_samples = dout.size(0), length = dout.size(1), width = dout.size(2),
+                       num_rows = num_samples * length;
+    const at::Tensor dout_rows = dout.view({num_rows, width}),
+                     x_rows = saved[kX].view({num_rows, width});
     variable_list result(8);
     at::Tensor dy = ops::make_floats({num_samples, length, width}, dout);
     const at::Tensor dy_rows = dy.view({num_rows, width});
@@ -117,7 +154,9 @@ struct AttentionResidual : torch::autograd::Function<AttentionResidual> {
       const ops::ParameterGrad dbias(saved[kProjBias], ctx->needs_input_grad(kProjBias));
       if (dbias.wanted()) ops::column_sums(d, dbias.gradient, dbias.accumulate);
       const ops::ParameterGrad dweight(saved[kProjWeight], ctx->needs_input_grad(kProjWeight));
-      if (dweight.wanted()) ops::linear_grad_weight(d, saved[kY].view({num_rows, width}), dweight.gradient, dweight.beta());
+      if (dweight.wanted())
+        ops::linear_grad_weight(d, saved[kY].view({num_rows, width}), dweight.gradient,
+                                dweight.beta());
       result[kProjBias] = dbias.returned;
       result[kProjWeight] = dweight.returned;
       ops::linear_grad_input(d, saved[kProjWeight], dy_rows);
@@ -127,7 +166,8 @@ struct AttentionResidual : torch::autograd::Function<AttentionResidual> {
     const auto make_norm = [&] {
       if (norm.defined()) return;
       norm = ops::make_floats({num_rows, width}, dout);
-      ops::layer_norm_apply(x_rows, saved[kNormWeight], saved[kNormBias], saved[kMean], saved[kRstd], norm);
+      ops::layer_norm_apply(x_rows, saved[kNormWeight], saved[kNormBias], saved[kMean],
+                            saved[kRstd], norm);
     };
     at::Tensor half_qkv = ops::take_out(ctx->saved_data, "qkv");
     if (!saved[kQkv].defined() && !half_qkv.defined()) make_norm();
@@ -139,7 +179,8 @@ struct AttentionResidual : torch::autograd::Function<AttentionResidual> {
       const ops::ParameterGrad dbias(saved[kQkvBias], ctx->needs_input_grad(kQkvBias));
       if (dbias.wanted()) ops::column_sums(dqkv_rows, dbias.gradient, dbias.accumulate);
       const ops::ParameterGrad dweight(saved[kQkvWeight], ctx->needs_input_grad(kQkvWeight));
-      if (dweight.wanted()) ops::linear_grad_weight(dqkv_rows, norm, dweight.gradient, dweight.beta());
+      if (dweight.wanted())
+        ops::linear_grad_weight(dqkv_rows, norm, dweight.gradient, dweight.beta());
       result[kQkvBias] = dbias.returned;
       result[kQkvWeight] = dweight.returned;
     }
@@ -151,20 +192,24 @@ struct AttentionResidual : torch::autograd::Function<AttentionResidual> {
     }
     const ops::ParameterGrad dweight(saved[kNormWeight], ctx->needs_input_grad(kNormWeight));
     const ops::ParameterGrad dbias(saved[kNormBias], ctx->needs_input_grad(kNormBias));
-    ops::layer_norm_backward(dy_rows, x_rows, saved[kMean], saved[kRstd], saved[kNormWeight], dout_rows, dy_rows, dweight, dbias);
+    ops::layer_norm_backward(dy_rows, x_rows, saved[kMean], saved[kRstd], saved[kNormWeight],
+                             dout_rows, dy_rows, dweight, dbias);
     result[kNormWeight] = dweight.returned;
     result[kNormBias] = dbias.returned;
     return result;
   }
 
-  // Turns qkv back, or computes it again where it was not kept; its memory then becomes the gradient's.
-  static at::Tensor attention_grad(AutogradContext* ctx, const variable_list& saved, at::Tensor half_qkv, const at::Tensor& norm,
+  // Turns qkv back, or computes it again where it was not kept; its memory then becomes the
+  // gradient's.
+  static at::Tensor attention_grad(AutogradContext* ctx, const variable_list& saved,
+                                   at::Tensor half_qkv, const at::Tensor& norm,
                                    const at::Tensor& dy) {
     ops::AttentionParams params;
     params.num_heads = ctx->saved_data["num_heads"].toInt();
     params.causal = ctx->saved_data["causal"].toBool();
-    params.dropout = ops::dropout_from_seed(ctx->saved_data["attention_dropout_p"].toDouble(),
-                                            static_cast<std::uint64_t>(ctx->saved_data["seed"].toInt()));
+    params.dropout =
+        ops::dropout_from_seed(ctx->saved_data["attention_dropout_p"].toDouble(),
+                               static_cast<std::uint64_t>(ctx->saved_data["seed"].toInt()));
     params.key_mask = saved[kKeyMask];
     at::Tensor qkv = saved[kQkv], dqkv;
     if (qkv.defined()) {
@@ -194,14 +239,19 @@ void check_weights(const at::Tensor& x, const AttentionWeights& weights) {
 
 }  // namespace
 
-at::Tensor attention_residual(const at::Tensor& x, const AttentionWeights& weights, const BlockOptions& options) {
+at::Tensor attention_residual(const at::Tensor& x, const AttentionWeights& weights,
+                              const BlockOptions& options) {
   check_weights(x, weights);
   ops::check_attention_sizes(x, options.num_heads, 1, options.attention);
   if (!ops::has_kernels(x) || ops::is_autocast(x)) {
-    const at::Tensor norm = weights.norm_weight.defined() ? layer_norm(x, weights.norm_weight, weights.norm_bias, options.norm_eps) : x;
+    const at::Tensor norm =
+        weights.norm_weight.defined()
+            ? layer_norm(x, weights.norm_weight, weights.norm_bias, options.norm_eps)
+            : x;
     const at::Tensor qkv = ops::plain_linear(norm, weights.qkv_weight, weights.qkv_bias);
     const at::Tensor y = attention(qkv, options.num_heads, options.attention);
-    return x + dropout(ops::plain_linear(y, weights.proj_weight, weights.proj_bias), options.residual_dropout_p);
+    return x + dropout(ops::plain_linear(y, weights.proj_weight, weights.proj_bias),
+                       options.residual_dropout_p);
   }
   Call call;
   call.params.num_heads = options.num_heads;
@@ -210,16 +260,18 @@ at::Tensor attention_residual(const at::Tensor& x, const AttentionWeights& weigh
   call.params.key_mask = ops::key_mask_of(options.attention, x);
   call.attention_dropout_p = options.attention.dropout_p;
   call.residual_dropout_p = options.residual_dropout_p;
-  call.residual_seed = static_cast<std::int64_t>(ops::draw_dropout(options.residual_dropout_p).seed);
+  call.residual_seed =
+      static_cast<std::int64_t>(ops::draw_dropout(options.residual_dropout_p).seed);
   call.norm_eps = options.norm_eps;
   call.kept_type = kept_type();
   call.keep_norm = options.keep < BlockKeep::kNoGeluNorms;
   call.keep_qkv = options.keep < BlockKeep::kNoGeluNormsQkv;
-  call.wants_grad = ops::wants_grad(
-      {x, weights.norm_weight, weights.norm_bias, weights.qkv_weight, weights.qkv_bias, weights.proj_weight, weights.proj_bias});
-  return AttentionResidual::apply(x.contiguous(), ops::or_empty(weights.norm_weight, x), ops::or_empty(weights.norm_bias, x),
-                                  weights.qkv_weight.contiguous(), ops::or_empty(weights.qkv_bias, x), weights.proj_weight.contiguous(),
-                                  ops::or_empty(weights.proj_bias, x), call);
+  call.wants_grad = ops::wants_grad({x, weights.norm_weight, weights.norm_bias, weights.qkv_weight,
+                                     weights.qkv_bias, weights.proj_weight, weights.proj_bias});
+  return AttentionResidual::apply(
+      x.contiguous(), ops::or_empty(weights.norm_weight, x), ops::or_empty(weights.norm_bias, x),
+      weights.qkv_weight.contiguous(), ops::or_empty(weights.qkv_bias, x),
+      weights.proj_weight.contiguous(), ops::or_empty(weights.proj_bias, x), call);
 }
 
 }  // namespace headroom

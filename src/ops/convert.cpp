@@ -1,4 +1,4 @@
-#include <headroom/ops/convert.h>
+#include "ops/convert.h"
 
 #include "core/parallel.h"
 #include "ops/kernels.h"
@@ -20,7 +20,9 @@ std::uint16_t* bits(const at::Tensor& t) { return static_cast<std::uint16_t*>(t.
 
 template <class From, class To, class Kernel>
 void run(const From* from, To* to, std::int64_t count, Kernel kernel) {
-  parallel_for(0, count, kGrain, [&](std::int64_t begin, std::int64_t end) { kernel(from + begin, to + begin, end - begin); });
+  parallel_for(0, count, kGrain, [&](std::int64_t begin, std::int64_t end) {
+    kernel(from + begin, to + begin, end - begin);
+  });
 }
 
 // False when there is no kernel for the pair of types.
@@ -55,14 +57,16 @@ at::Tensor convert(const at::Tensor& x, at::ScalarType type) {
   const at::NoGradGuard no_grad;
   const at::Tensor source = x.is_non_overlapping_and_dense() ? x.detach() : x.detach().contiguous();
   // Both have the same dense strides, so that memory order is element order.
-  at::Tensor out = at::empty_strided(source.sizes(), source.strides(), source.options().dtype(type).requires_grad(false));
+  at::Tensor out = at::empty_strided(source.sizes(), source.strides(),
+                                     source.options().dtype(type).requires_grad(false));
   if (!run_kernel(source, out)) out.copy_(source);
   return out;
 }
 
 void round_to(const at::Tensor& x, at::ScalarType type) {
   if (x.is_meta()) return;
-  if (!x.is_contiguous() || !x.is_cpu()) throw ConfigError("round_to needs contiguous floats on the CPU");
+  if (!x.is_contiguous() || !x.is_cpu())
+    throw ConfigError("round_to needs contiguous floats on the CPU");
   constexpr std::int64_t kTile = 4096;  // stays in the first-level cache
   float* values = x.data_ptr<float>();
   const bool is_fp16 = type == at::kHalf;
@@ -76,7 +80,9 @@ void round_to(const at::Tensor& x, at::ScalarType type) {
   });
 }
 
-KeptTypeScope::KeptTypeScope(std::optional<at::ScalarType> type) : before_(current_kept_type) { current_kept_type = type; }
+KeptTypeScope::KeptTypeScope(std::optional<at::ScalarType> type) : before_(current_kept_type) {
+  current_kept_type = type;
+}
 KeptTypeScope::~KeptTypeScope() { current_kept_type = before_; }
 std::optional<at::ScalarType> kept_type() { return current_kept_type; }
 

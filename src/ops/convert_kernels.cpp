@@ -37,7 +37,8 @@ void FloatToBf16(const float* from, std::uint16_t* to, std::int64_t count) {
   ForEachVector(from, to, count, [&](const float* in, std::uint16_t* out) HWY_ATTR {
     const VF v = hn::LoadU(d, in);
     const VU bits = hn::BitCast(du, v);
-    // Adding 0x7FFF, and 1 more when the kept part is odd, carries exactly when rounding to nearest even goes up.
+    // Adding 0x7FFF, and 1 more when the kept part is odd, carries exactly when rounding to nearest
+    // even goes up.
     const VU odd = hn::And(hn::ShiftRight<16>(bits), hn::Set(du, 1u));
     const VU rounded = hn::ShiftRight<16>(hn::Add(hn::Add(bits, hn::Set(du, 0x7FFFu)), odd));
     // A NaN keeps its sign and becomes quiet: rounding could have carried it into infinity.
@@ -68,17 +69,22 @@ void FloatToFp16(const float* from, std::uint16_t* to, std::int64_t count) {
     const VU odd = hn::And(hn::ShiftRight<13>(magnitude), hn::Set(du, 1u));
     const VU shifted = hn::Sub(magnitude, hn::Set(du, (127u - 15u) << 23));
     const VU normal = hn::ShiftRight<13>(hn::Add(hn::Add(shifted, hn::Set(du, 0xFFFu)), odd));
-    // Results below 2^-14 are denormal: adding 1/2 aligns their last bit with the last bit of a float, which rounds.
+    // Results below 2^-14 are denormal: adding 1/2 aligns their last bit with the last bit of a
+    // float, which rounds.
     const VF half = hn::Set(d, 0.5f);
-    const VU denormal = hn::Sub(hn::BitCast(du, hn::Add(hn::BitCast(d, magnitude), half)), hn::BitCast(du, half));
+    const VU denormal =
+        hn::Sub(hn::BitCast(du, hn::Add(hn::BitCast(d, magnitude), half)), hn::BitCast(du, half));
     const VU infinity = hn::Set(du, 0x7C00u);
-    const VU nan = hn::Or(hn::Set(du, 0x7E00u), hn::And(hn::ShiftRight<13>(magnitude), hn::Set(du, 0x1FFu)));
+    const VU nan =
+        hn::Or(hn::Set(du, 0x7E00u), hn::And(hn::ShiftRight<13>(magnitude), hn::Set(du, 0x1FFu)));
     const DI di;
     const auto less = [&](VU a, std::uint32_t b) HWY_ATTR {  // both below 2^31
-      return hn::RebindMask(du, hn::Lt(hn::BitCast(di, a), hn::Set(di, static_cast<std::int32_t>(b))));
+      return hn::RebindMask(du,
+                            hn::Lt(hn::BitCast(di, a), hn::Set(di, static_cast<std::int32_t>(b))));
     };
     VU result = hn::IfThenElse(less(magnitude, 0x38800000u), denormal, normal);  // 2^-14
-    result = hn::IfThenElse(less(magnitude, 0x477FF000u), result, infinity);     // 65520 rounds to infinity
+    result =
+        hn::IfThenElse(less(magnitude, 0x477FF000u), result, infinity);  // 65520 rounds to infinity
     result = hn::IfThenElse(less(magnitude, 0x7F800001u), result, nan);
     hn::StoreU(hn::TruncateTo(d16, hn::Or(result, hn::ShiftRight<16>(sign))), d16, out);
   });
@@ -98,9 +104,11 @@ void Fp16ToFloat(const std::uint16_t* from, float* to, std::int64_t count) {
     // Infinity and NaN have the largest exponent in both formats.
     const VU special = hn::Add(shifted, hn::Set(du, (255u - 31u) << 23));
     // A denormal is its bits times 2^-24.
-    const VU denormal = hn::BitCast(du, hn::Mul(hn::ConvertTo(d, hn::BitCast(di, magnitude)), hn::Set(d, 5.9604644775390625e-8f)));
+    const VU denormal = hn::BitCast(du, hn::Mul(hn::ConvertTo(d, hn::BitCast(di, magnitude)),
+                                                hn::Set(d, 5.9604644775390625e-8f)));
     const auto less = [&](std::uint32_t b) HWY_ATTR {
-      return hn::RebindMask(du, hn::Lt(hn::BitCast(di, magnitude), hn::Set(di, static_cast<std::int32_t>(b))));
+      return hn::RebindMask(
+          du, hn::Lt(hn::BitCast(di, magnitude), hn::Set(di, static_cast<std::int32_t>(b))));
     };
     VU result = hn::IfThenElse(less(0x7C00u), normal, special);
     result = hn::IfThenElse(less(0x0400u), denormal, result);
@@ -121,10 +129,18 @@ HWY_EXPORT(Fp16ToFloat);
 
 namespace kernels {
 
-void float_to_bf16(const float* from, std::uint16_t* to, std::int64_t count) { HWY_DYNAMIC_DISPATCH(FloatToBf16)(from, to, count); }
-void bf16_to_float(const std::uint16_t* from, float* to, std::int64_t count) { HWY_DYNAMIC_DISPATCH(Bf16ToFloat)(from, to, count); }
-void float_to_fp16(const float* from, std::uint16_t* to, std::int64_t count) { HWY_DYNAMIC_DISPATCH(FloatToFp16)(from, to, count); }
-void fp16_to_float(const std::uint16_t* from, float* to, std::int64_t count) { HWY_DYNAMIC_DISPATCH(Fp16ToFloat)(from, to, count); }
+void float_to_bf16(const float* from, std::uint16_t* to, std::int64_t count) {
+  HWY_DYNAMIC_DISPATCH(FloatToBf16)(from, to, count);
+}
+void bf16_to_float(const std::uint16_t* from, float* to, std::int64_t count) {
+  HWY_DYNAMIC_DISPATCH(Bf16ToFloat)(from, to, count);
+}
+void float_to_fp16(const float* from, std::uint16_t* to, std::int64_t count) {
+  HWY_DYNAMIC_DISPATCH(FloatToFp16)(from, to, count);
+}
+void fp16_to_float(const std::uint16_t* from, float* to, std::int64_t count) {
+  HWY_DYNAMIC_DISPATCH(Fp16ToFloat)(from, to, count);
+}
 
 }  // namespace kernels
 }  // namespace headroom

@@ -27,7 +27,8 @@ std::int64_t chunk_rows(std::int64_t num_classes) { return num_classes <= 16384 
 double divisor_of(const at::Tensor& targets, const CrossEntropyOptions& options) {
   if (options.reduction == CrossEntropyOptions::Reduction::kSum || targets.is_meta()) return 1.0;
   const std::int64_t* target = targets.data_ptr<std::int64_t>();
-  const float* weight = options.item_weights.defined() ? options.item_weights.data_ptr<float>() : nullptr;
+  const float* weight =
+      options.item_weights.defined() ? options.item_weights.data_ptr<float>() : nullptr;
   double total = 0.0;
   for (std::int64_t i = 0; i < targets.numel(); ++i) {
     if (target[i] != options.ignore_index) total += weight == nullptr ? 1.0 : weight[i];
@@ -42,10 +43,14 @@ struct Wanted {
 
 struct LinearCrossEntropy : torch::autograd::Function<LinearCrossEntropy> {
   // hidden (n, C), weight (V, C), bias (V) or empty, targets (n); options.item_weights (n) floats.
-  static at::Tensor forward(AutogradContext* ctx, const at::Tensor& hidden, const at::Tensor& weight, const at::Tensor& bias,
-                            const at::Tensor& targets, const CrossEntropyOptions& options, const Wanted& wanted) {
-    const std::int64_t num_rows = hidden.size(0), num_classes = weight.size(0), rows = std::min(num_rows, chunk_rows(num_classes));
-    const bool is_meta = hidden.is_meta(), gradients = wanted.hidden || wanted.weight || wanted.bias;
+  static at::Tensor forward(AutogradContext* ctx, const at::Tensor& hidden,
+                            const at::Tensor& weight, const at::Tensor& bias,
+                            const at::Tensor& targets, const CrossEntropyOptions& options,
+                            const Wanted& wanted) {
+    const std::int64_t num_rows = hidden.size(0), num_classes = weight.size(0),
+                       rows = std::min(num_rows, chunk_rows(num_classes));
+    const bool is_meta = hidden.is_meta(),
+               gradients = wanted.hidden || wanted.weight || wanted.bias;
     const double divisor = divisor_of(targets, options);
     const float scale = divisor == 0.0 ? 0.0f : static_cast<float>(1.0 / divisor);
     at::Tensor dhidden = wanted.hidden ? at::empty_like(hidden) : at::Tensor();
@@ -82,22 +87,27 @@ struct LinearCrossEntropy : torch::autograd::Function<LinearCrossEntropy> {
     return loss;
   }
 
-  static void losses_of(const at::Tensor& logits, const at::Tensor& bias, const at::Tensor& targets, const CrossEntropyOptions& options,
-                        float scale, bool gradients, const at::Tensor& losses, std::int64_t begin) {
+  static void losses_of(const at::Tensor& logits, const at::Tensor& bias, const at::Tensor& targets,
+                        const CrossEntropyOptions& options, float scale, bool gradients,
+                        const at::Tensor& losses, std::int64_t begin) {
     const std::int64_t* target = targets.data_ptr<std::int64_t>() + begin;
-    const float* weights = options.item_weights.defined() ? options.item_weights.data_ptr<float>() + begin : nullptr;
+    const float* weights =
+        options.item_weights.defined() ? options.item_weights.data_ptr<float>() + begin : nullptr;
     const float* added = ops::present(bias) ? bias.data_ptr<float>() : nullptr;
     float* p = logits.data_ptr<float>();
     double* loss = losses.data_ptr<double>() + begin;
     parallel_for(0, logits.size(0), 1, [&](std::int64_t first, std::int64_t last) {
-      kernels::cross_entropy_rows(p, added, target, weights, options.ignore_index, scale, gradients, loss, first, last, logits.size(1));
+      kernels::cross_entropy_rows(p, added, target, weights, options.ignore_index, scale, gradients,
+                                  loss, first, last, logits.size(1));
     });
   }
 
   static variable_list backward(AutogradContext* ctx, variable_list grads) {
     ops::check_differentiated_once("linear_cross_entropy");
     const auto found = ctx->saved_data.find("dhidden");
-    TORCH_CHECK(found != ctx->saved_data.end(), "linear_cross_entropy keeps its gradients for one backward only; run forward again");
+    TORCH_CHECK(
+        found != ctx->saved_data.end(),
+        "linear_cross_entropy keeps its gradients for one backward only; run forward again");
     variable_list result(6);
     std::size_t index = 0;
     for (const char* name : {"dhidden", "dweight", "dbias"}) {
@@ -118,22 +128,29 @@ struct LinearCrossEntropy : torch::autograd::Function<LinearCrossEntropy> {
 
 }  // namespace
 
-at::Tensor linear_cross_entropy(const at::Tensor& input, const at::Tensor& weight, const at::Tensor& targets,
-                                const CrossEntropyOptions& options) {
+at::Tensor linear_cross_entropy(const at::Tensor& input, const at::Tensor& weight,
+                                const at::Tensor& targets, const CrossEntropyOptions& options) {
   const at::Tensor hidden = ops::as_kernel_input(input);
   ops::check_sizes(weight, {weight.size(0), hidden.size(-1)}, "the weight of linear_cross_entropy");
-  ops::check_sizes(targets, hidden.sizes().slice(0, static_cast<std::size_t>(hidden.dim() - 1)), "targets");
-  if (options.item_weights.defined()) ops::check_sizes(options.item_weights, targets.sizes(), "item_weights");
-  if (options.bias.defined()) ops::check_sizes(options.bias, {weight.size(0)}, "the bias of linear_cross_entropy");
+  ops::check_sizes(targets, hidden.sizes().slice(0, static_cast<std::size_t>(hidden.dim() - 1)),
+                   "targets");
+  if (options.item_weights.defined())
+    ops::check_sizes(options.item_weights, targets.sizes(), "item_weights");
+  if (options.bias.defined())
+    ops::check_sizes(options.bias, {weight.size(0)}, "the bias of linear_cross_entropy");
   ops::check_range(targets, weight.size(0), options.ignore_index, "target");
-  if (!ops::has_kernels(hidden)) return ops::plain_linear_cross_entropy(hidden, weight, targets, options);
+  if (!ops::has_kernels(hidden))
+    return ops::plain_linear_cross_entropy(hidden, weight, targets, options);
   CrossEntropyOptions flat = options;
   if (flat.item_weights.defined())
-    flat.item_weights = options.item_weights.detach().to(hidden.device(), at::kFloat).reshape({-1}).contiguous();
+    flat.item_weights =
+        options.item_weights.detach().to(hidden.device(), at::kFloat).reshape({-1}).contiguous();
   flat.bias = at::Tensor();  // autograd must be given it
-  const Wanted wanted{ops::wants_grad({hidden}), ops::wants_grad({weight}), ops::wants_grad({options.bias})};
-  return LinearCrossEntropy::apply(hidden.reshape({-1, hidden.size(-1)}).contiguous(), weight.contiguous(),
-                                   ops::or_empty(options.bias, hidden), targets.reshape({-1}).contiguous(), flat, wanted);
+  const Wanted wanted{ops::wants_grad({hidden}), ops::wants_grad({weight}),
+                      ops::wants_grad({options.bias})};
+  return LinearCrossEntropy::apply(hidden.reshape({-1, hidden.size(-1)}).contiguous(),
+                                   weight.contiguous(), ops::or_empty(options.bias, hidden),
+                                   targets.reshape({-1}).contiguous(), flat, wanted);
 }
 
 }  // namespace headroom

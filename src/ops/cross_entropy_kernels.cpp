@@ -19,7 +19,8 @@ HWY_INLINE void AddRow(float* row, const float* bias, std::int64_t count) {
   const DF d;
   const std::int64_t lanes = static_cast<std::int64_t>(hn::Lanes(d));
   std::int64_t k = 0;
-  for (; k + lanes <= count; k += lanes) hn::StoreU(hn::Add(hn::LoadU(d, row + k), hn::LoadU(d, bias + k)), d, row + k);
+  for (; k + lanes <= count; k += lanes)
+    hn::StoreU(hn::Add(hn::LoadU(d, row + k), hn::LoadU(d, bias + k)), d, row + k);
   for (; k < count; ++k) row[k] += bias[k];
 }
 
@@ -50,8 +51,8 @@ HWY_INLINE float ExpRow(float* row, std::int64_t count, float maximum, bool keep
     total = hn::Add(total, e);
   }
   if (k < count) {
-    const VF e =
-        hn::IfThenElseZero(hn::FirstN(d, static_cast<std::size_t>(count - k)), Exp(d, hn::Sub(LoadPart(d, row + k, count - k), shift)));
+    const VF e = hn::IfThenElseZero(hn::FirstN(d, static_cast<std::size_t>(count - k)),
+                                    Exp(d, hn::Sub(LoadPart(d, row + k, count - k), shift)));
     if (keep) StorePart(e, d, row + k, count - k);
     total = hn::Add(total, e);
   }
@@ -63,12 +64,15 @@ HWY_INLINE void ScaleRow(float* row, std::int64_t count, float scale) {
   const std::int64_t lanes = static_cast<std::int64_t>(hn::Lanes(d));
   const VF factor = hn::Set(d, scale);
   std::int64_t k = 0;
-  for (; k + lanes <= count; k += lanes) hn::StoreU(hn::Mul(hn::LoadU(d, row + k), factor), d, row + k);
+  for (; k + lanes <= count; k += lanes)
+    hn::StoreU(hn::Mul(hn::LoadU(d, row + k), factor), d, row + k);
   for (; k < count; ++k) row[k] *= scale;
 }
 
-void CrossEntropyRows(float* logits, const float* bias, const std::int64_t* targets, const float* weights, std::int64_t ignore_index,
-                      float scale, bool gradients, double* losses, std::int64_t begin, std::int64_t end, std::int64_t num_classes) {
+void CrossEntropyRows(float* logits, const float* bias, const std::int64_t* targets,
+                      const float* weights, std::int64_t ignore_index, float scale, bool gradients,
+                      double* losses, std::int64_t begin, std::int64_t end,
+                      std::int64_t num_classes) {
   for (std::int64_t r = begin; r < end; ++r) {
     float* row = logits + r * num_classes;
     const std::int64_t target = targets[r];
@@ -80,8 +84,8 @@ void CrossEntropyRows(float* logits, const float* bias, const std::int64_t* targ
     if (bias != nullptr) AddRow(row, bias, num_classes);
     const float weight = weights == nullptr ? 1.0f : weights[r];
     const double target_logit = row[target], maximum = RowMaximum(row, num_classes);
-    // The others are summed apart from the target: when it has nearly all the probability, loss and gradient are what the others leave, and
-    // 1 + others - 1 would lose it.
+    // The others are summed apart from the target: when it has nearly all the probability, loss and
+    // gradient are what the others leave, and 1 + others - 1 would lose it.
     row[target] = -HUGE_VALF;
     const double others = ExpRow(row, num_classes, static_cast<float>(maximum), gradients);
     const double sum = others + std::exp(target_logit - maximum);
@@ -102,8 +106,10 @@ HWY_EXPORT(CrossEntropyRows);
 
 namespace kernels {
 
-void cross_entropy_rows(float* logits, const float* bias, const std::int64_t* targets, const float* weights, std::int64_t ignore_index,
-                        float scale, bool gradients, double* losses, std::int64_t begin, std::int64_t end, std::int64_t num_classes) {
+void cross_entropy_rows(float* logits, const float* bias, const std::int64_t* targets,
+                        const float* weights, std::int64_t ignore_index, float scale,
+                        bool gradients, double* losses, std::int64_t begin, std::int64_t end,
+                        std::int64_t num_classes) {
   HWY_DYNAMIC_DISPATCH(CrossEntropyRows)
   (logits, bias, targets, weights, ignore_index, scale, gradients, losses, begin, end, num_classes);
 }

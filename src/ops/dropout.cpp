@@ -1,4 +1,4 @@
-#include <headroom/ops/dropout.h>
+#include "ops/dropout.h"
 
 #include "ops/once.h"
 #include "ops/passes.h"
@@ -14,7 +14,8 @@ using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
 struct DropoutFunction : torch::autograd::Function<DropoutFunction> {
-  static at::Tensor forward(AutogradContext* ctx, const at::Tensor& x, double p, std::int64_t seed) {
+  static at::Tensor forward(AutogradContext* ctx, const at::Tensor& x, double p,
+                            std::int64_t seed) {
     at::Tensor y = at::empty_like(x);
     ops::dropout_add(ops::dropout_from_seed(p, static_cast<std::uint64_t>(seed)), x, {}, {}, y);
     ctx->saved_data["p"] = p;

@@ -1,7 +1,8 @@
 #pragma once
 
-// Kernels on raw memory, free of torch. Matrices are row-major and contiguous unless a stride is given. Each works on rows (or heads)
-// [begin, end) alone and starts no threads: callers split the work. Null pointers leave out the part that is called optional.
+// Kernels on raw memory, free of torch. Matrices are row-major and contiguous unless a stride is
+// given. Each works on rows (or heads) [begin, end) alone and starts no threads: callers split the
+// work. Null pointers leave out the part that is called optional.
 
 #include <headroom/ops/gelu.h>
 
@@ -12,8 +13,9 @@ namespace headroom::kernels {
 /// Random keep/drop decisions by counter: element (row, column) is a pure function of the seed.
 struct Dropout {
   std::uint64_t seed = 0;
-  std::uint32_t threshold = 0;  ///< drops when the 32 random bits are below: p * 2^32; 0 drops nothing
-  float scale = 1.0f;           ///< 1 / (1 - p)
+  std::uint32_t threshold =
+      0;               ///< drops when the 32 random bits are below: p * 2^32; 0 drops nothing
+  float scale = 1.0f;  ///< 1 / (1 - p)
 };
 /// The two keys of a row.
 struct RowKeys {
@@ -28,37 +30,51 @@ inline RowKeys row_keys(std::uint64_t seed, std::uint64_t row) {
 }
 
 // ---- Layer norm over rows of `width`. gamma, beta optional.
-void layer_norm_forward(const float* x, const float* gamma, const float* beta, float eps, float* y, float* mean, float* rstd,
-                        std::int64_t begin, std::int64_t end, std::int64_t width);
+void layer_norm_forward(const float* x, const float* gamma, const float* beta, float eps, float* y,
+                        float* mean, float* rstd, std::int64_t begin, std::int64_t end,
+                        std::int64_t width);
 /// The same output from the kept mean and rstd, bit for bit.
-void layer_norm_apply(const float* x, const float* gamma, const float* beta, const float* mean, const float* rstd, float* y,
-                      std::int64_t begin, std::int64_t end, std::int64_t width);
-/// dx = residual (optional) + gradient; dx may be dy. Adds to dgamma and dbeta (width each; optional together).
-void layer_norm_backward(const float* dy, const float* x, const float* mean, const float* rstd, const float* gamma, const float* residual,
-                         float* dx, float* dgamma, float* dbeta, std::int64_t begin, std::int64_t end, std::int64_t width);
+void layer_norm_apply(const float* x, const float* gamma, const float* beta, const float* mean,
+                      const float* rstd, float* y, std::int64_t begin, std::int64_t end,
+                      std::int64_t width);
+/// dx = residual (optional) + gradient; dx may be dy. Adds to dgamma and dbeta (width each;
+/// optional together).
+void layer_norm_backward(const float* dy, const float* x, const float* mean, const float* rstd,
+                         const float* gamma, const float* residual, float* dx, float* dgamma,
+                         float* dbeta, std::int64_t begin, std::int64_t end, std::int64_t width);
 
 // ---- Element-wise passes over rows of `width`.
 /// y = gelu(h + bias); bias optional; y may be h.
-void bias_gelu_forward(GeluKind kind, const float* h, const float* bias, float* y, std::int64_t begin, std::int64_t end,
-                       std::int64_t width);
-/// d = d * gelu'(h + bias) in place; optionally y = gelu(h + bias), bit for bit as forward; adds to dbias (width; optional).
-void bias_gelu_backward(GeluKind kind, const float* h, const float* bias, float* d, float* y, float* dbias, std::int64_t begin,
-                        std::int64_t end, std::int64_t width);
+void bias_gelu_forward(GeluKind kind, const float* h, const float* bias, float* y,
+                       std::int64_t begin, std::int64_t end, std::int64_t width);
+/// d = d * gelu'(h + bias) in place; optionally y = gelu(h + bias), bit for bit as forward; adds to
+/// dbias (width; optional).
+void bias_gelu_backward(GeluKind kind, const float* h, const float* bias, float* d, float* y,
+                        float* dbias, std::int64_t begin, std::int64_t end, std::int64_t width);
 /// y = x + bias; bias optional.
-void add_bias(const float* x, const float* bias, float* y, std::int64_t begin, std::int64_t end, std::int64_t width);
-/// y = residual (optional) + dropout(x + bias); bias optional; y may be x. The random row is first_row + row.
-void dropout_add(const Dropout& dropout, const float* x, const float* bias, const float* residual, float* y, std::int64_t first_row,
-                 std::int64_t begin, std::int64_t end, std::int64_t width);
+void add_bias(const float* x, const float* bias, float* y, std::int64_t begin, std::int64_t end,
+              std::int64_t width);
+/// y = residual (optional) + dropout(x + bias); bias optional; y may be x. The random row is
+/// first_row + row.
+void dropout_add(const Dropout& dropout, const float* x, const float* bias, const float* residual,
+                 float* y, std::int64_t first_row, std::int64_t begin, std::int64_t end,
+                 std::int64_t width);
 /// sums[j] += sum of x[i][j].
-void column_sums(const float* x, float* sums, std::int64_t begin, std::int64_t end, std::int64_t width);
-/// out[j] = (accumulate ? out[j] : 0) + the sum over the `count` rows of x, in order, for columns [begin, end).
-void reduce_rows(const float* x, float* out, std::int64_t count, std::int64_t width, bool accumulate, std::int64_t begin, std::int64_t end);
+void column_sums(const float* x, float* sums, std::int64_t begin, std::int64_t end,
+                 std::int64_t width);
+/// out[j] = (accumulate ? out[j] : 0) + the sum over the `count` rows of x, in order, for columns
+/// [begin, end).
+void reduce_rows(const float* x, float* out, std::int64_t count, std::int64_t width,
+                 bool accumulate, std::int64_t begin, std::int64_t end);
 
 // ---- Softmax cross-entropy over rows of logits.
-/// Adds the bias (num_classes; optional) to the logits; losses[i] = weight_i (log sum e^logits - logits[target]); with gradients, logits
-/// become weight_i * scale * (softmax - one-hot). Rows whose target is ignore_index give 0. weights optional (1 each).
-void cross_entropy_rows(float* logits, const float* bias, const std::int64_t* targets, const float* weights, std::int64_t ignore_index,
-                        float scale, bool gradients, double* losses, std::int64_t begin, std::int64_t end, std::int64_t num_classes);
+/// Adds the bias (num_classes; optional) to the logits; losses[i] = weight_i (log sum e^logits -
+/// logits[target]); with gradients, logits become weight_i * scale * (softmax - one-hot). Rows
+/// whose target is ignore_index give 0. weights optional (1 each).
+void cross_entropy_rows(float* logits, const float* bias, const std::int64_t* targets,
+                        const float* weights, std::int64_t ignore_index, float scale,
+                        bool gradients, double* losses, std::int64_t begin, std::int64_t end,
+                        std::int64_t num_classes);
 
 // ---- Attention over heads, item = sample * num_heads + head.
 struct AttentionCall {
@@ -73,12 +89,14 @@ struct AttentionCall {
 /// Floats of scratch that one worker needs.
 std::int64_t attention_forward_scratch(std::int64_t length, std::int64_t head_size);
 std::int64_t attention_backward_scratch(std::int64_t length, std::int64_t head_size);
-/// Writes y (B, T, C) of one head, and of its softmax (B, H, 2, T): the largest score of each query before scaling, and 1 / the sum of
-/// e^(scale (score - largest)). Together they are the log-sum-exp, without the rounding of a large number.
-void attention_forward_head(const AttentionCall& call, float* y, float* softmax, std::int64_t item, float* scratch);
+/// Writes y (B, T, C) of one head, and of its softmax (B, H, 2, T): the largest score of each query
+/// before scaling, and 1 / the sum of e^(scale (score - largest)). Together they are the
+/// log-sum-exp, without the rounding of a large number.
+void attention_forward_head(const AttentionCall& call, float* y, float* softmax, std::int64_t item,
+                            float* scratch);
 /// Writes dqkv (B, T, 3C) of one head.
-void attention_backward_head(const AttentionCall& call, const float* y, const float* softmax, const float* dy, float* dqkv,
-                             std::int64_t item, float* scratch);
+void attention_backward_head(const AttentionCall& call, const float* y, const float* softmax,
+                             const float* dy, float* dqkv, std::int64_t item, float* scratch);
 
 // ---- Conversion, round to nearest even, NaN stays NaN.
 void float_to_bf16(const float* from, std::uint16_t* to, std::int64_t count);

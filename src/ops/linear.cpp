@@ -1,9 +1,9 @@
-#include <headroom/ops/linear.h>
+#include "ops/linear.h"
 
 #include "ops/passes.h"
 #include "ops/plain.h"
 
-#include <headroom/ops/direct_gradient.h>
+#include "ops/direct_gradient.h"
 
 #include <torch/torch.h>
 
@@ -13,7 +13,8 @@ namespace {
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-at::Tensor weight_gradient(const at::Tensor& weight, const at::Tensor& gradient, const at::Tensor& x) {
+at::Tensor weight_gradient(const at::Tensor& weight, const at::Tensor& gradient,
+                           const at::Tensor& x) {
   auto direct = direct_gradient(weight);
   if (!direct) return gradient.t().mm(x);
   if (direct->is_new) {
@@ -37,7 +38,8 @@ at::Tensor bias_gradient(const at::Tensor& bias, const at::Tensor& gradient) {
 
 class LinearFunction : public torch::autograd::Function<LinearFunction> {
  public:
-  static at::Tensor forward(AutogradContext* context, const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias) {
+  static at::Tensor forward(AutogradContext* context, const at::Tensor& x, const at::Tensor& weight,
+                            const at::Tensor& bias) {
     context->save_for_backward({x, weight, bias});
     context->saved_data["x_needs_grad"] = x.requires_grad();
     return ops::present(bias) ? at::addmm(bias, x, weight.t()) : x.mm(weight.t());
@@ -50,9 +52,12 @@ class LinearFunction : public torch::autograd::Function<LinearFunction> {
     const at::Tensor& bias = saved[2];
     const at::Tensor& gradient = gradients[0];  // (rows, out)
     if (!gradient.defined()) return {at::Tensor(), at::Tensor(), at::Tensor()};
-    at::Tensor dweight = weight.requires_grad() ? weight_gradient(weight, gradient, x) : at::Tensor();
-    at::Tensor dbias = ops::present(bias) && bias.requires_grad() ? bias_gradient(bias, gradient) : at::Tensor();
-    at::Tensor dx = context->saved_data["x_needs_grad"].toBool() ? gradient.mm(weight) : at::Tensor();
+    at::Tensor dweight =
+        weight.requires_grad() ? weight_gradient(weight, gradient, x) : at::Tensor();
+    at::Tensor dbias =
+        ops::present(bias) && bias.requires_grad() ? bias_gradient(bias, gradient) : at::Tensor();
+    at::Tensor dx =
+        context->saved_data["x_needs_grad"].toBool() ? gradient.mm(weight) : at::Tensor();
     return {dx, dweight, dbias};
   }
 };

@@ -5,9 +5,9 @@
 #include "ops/plain.h"
 #include "ops/sizes.h"
 
-#include <headroom/ops/convert.h>
-#include <headroom/ops/dropout.h>
-#include <headroom/ops/layer_norm.h>
+#include "ops/convert.h"
+#include "ops/dropout.h"
+#include "ops/layer_norm.h"
 
 #include <torch/csrc/autograd/custom_function.h>
 
@@ -34,10 +34,24 @@ struct Call {
 };
 
 // The first seven are the tensors that autograd knows, in its order.
-enum Saved { kX, kNormWeight, kNormBias, kHiddenWeight, kHiddenBias, kOutWeight, kOutBias, kMean, kRstd, kNorm, kHidden, kGelu };
+enum Saved {
+  kX,
+  kNormWeight,
+  kNormBias,
+  kHiddenWeight,
+  kHiddenBias,
+  kOutWeight,
+  kOutBias,
+  kMean,
+  kRstd,
+  kNorm,
+  kHidden,
+  kGelu
+};
 
-// The wide layer goes through in pieces of about a thousand rows: what is not kept exists for one piece only, and matrix products of that
-// size lose nothing. The pieces depend on the number of rows alone, so that all ways of keeping give the same bits.
+// The wide layer goes through in pieces of about a thousand rows: what is not kept exists for one
+// piece only, and matrix products of that size lose nothing. The pieces depend on the number of
+// rows alone, so that all ways of keeping give the same bits.
 struct Pieces {
   explicit Pieces(std::int64_t count) : num_rows(count) {
     const std::int64_t num_pieces = std::max<std::int64_t>(1, num_rows / 1024);
@@ -46,28 +60,40 @@ struct Pieces {
   std::int64_t num_rows, rows = 1;
 };
 
-// Rows [begin, begin + count) of a kept tensor, or the first rows of the buffer that stands in for it.
-at::Tensor piece(const at::Tensor& kept, const at::Tensor& buffer, std::int64_t begin, std::int64_t count) {
+// Rows [begin, begin + count) of a kept tensor, or the first rows of the buffer that stands in for
+// it.
+at::Tensor piece(const at::Tensor& kept, const at::Tensor& buffer, std::int64_t begin,
+                 std::int64_t count) {
   return kept.defined() ? kept.narrow(0, begin, count) : buffer.narrow(0, 0, count);
 }
 
 struct Mlp : torch::autograd::Function<Mlp> {
-  static at::Tensor forward(AutogradContext* ctx, const at::Tensor& x, const at::Tensor& norm_weight, const at::Tensor& norm_bias,
-                            const at::Tensor& hidden_weight, const at::Tensor& hidden_bias, const at::Tensor& out_weight,
-                            const at::Tensor& out_bias, const Call& call) {
-    const std::int64_t width = x.size(-1), hidden_width = hidden_weight.size(0), num_rows = width == 0 ? 0 : x.numel() / width;
+  static at::Tensor forward(AutogradContext* ctx, const at::Tensor& x,
+                            const at::Tensor& norm_weight, const at::Tensor& norm_bias,
+                            const at::Tensor& hidden_weight, const at::Tensor& hidden_bias,
+                            const at::Tensor& out_weight, const at::Tensor& out_bias,
+                            const Call& call) {
+    const std::int64_t width = x.size(-1), hidden_width = hidden_weight.size(0),
+                       num_rows = width == 0 ? 0 : x.numel() / width;
     const Pieces pieces(num_rows);
     const std::int64_t most = std::min(num_rows, pieces.rows);
     const bool has_norm = ops::present(norm_weight), wants = call.wants_grad;
-    const auto full = [&](bool keep, std::int64_t columns) { return keep ? ops::make_floats({num_rows, columns}, x) : at::Tensor(); };
-    const auto buffer = [&](bool needed, std::int64_t columns) { return needed ? ops::make_floats({most, columns}, x) : at::Tensor(); };
+    const auto full = [&](bool keep, std::int64_t columns) {
+      return keep ? ops::make_floats({num_rows, columns}, x) : at::Tensor();
+    };
+    const auto buffer = [&](bool needed, std::int64_t columns) {
+      return needed ? ops::make_floats({most, columns}, x) : at::Tensor();
+    };
     const at::Tensor rows = x.view({num_rows, width});
     at::Tensor mean = full(has_norm, 1), rstd = full(has_norm, 1);
     const at::Tensor norm = full(has_norm && wants && call.keep_norm, width);
-    const bool halves = wants && call.keep_hidden && ops::keeps_half(call.kept_type, num_rows * hidden_width);
+    const bool halves =
+        wants && call.keep_hidden && ops::keeps_half(call.kept_type, num_rows * hidden_width);
     const at::Tensor hidden = full(wants && call.keep_hidden && !halves, hidden_width);
     const at::Tensor half_hidden =
-        halves ? at::empty({num_rows, hidden_width}, x.options().dtype(*call.kept_type).requires_grad(false)) : at::Tensor();
+        halves ? at::empty({num_rows, hidden_width},
+                           x.options().dtype(*call.kept_type).requires_grad(false))
+               : at::Tensor();
     const at::Tensor gelu = full(wants && call.keep_gelu, hidden_width);
     at::Tensor out = at::empty_like(x);
     const at::Tensor out_rows = out.view({num_rows, width});
@@ -80,19 +106,31 @@ struct Mlp : torch::autograd::Function<Mlp> {
         at::Tensor normed = in;
         if (has_norm) {
           normed = piece(norm, norm_piece, begin, count);
-          ops::layer_norm_forward(in, norm_weight, norm_bias, call.norm_eps, normed, mean.narrow(0, begin, count),
-                                  rstd.narrow(0, begin, count));
+          ops::layer_norm_forward(in, norm_weight, norm_bias, call.norm_eps, normed,
+                                  mean.narrow(0, begin, count), rstd.narrow(0, begin, count));
         }
         const at::Tensor g = piece(gelu, gelu_piece, begin, count);
         const at::Tensor h = hidden.defined() ? hidden.narrow(0, begin, count) : g;
         ops::linear(normed, hidden_weight, h, 0.0);
         if (halves) convert_out(h, half_hidden.narrow(0, begin, count));
         ops::bias_gelu_forward(call.gelu, h, hidden_bias, g);
-        add_output(g, out_weight, out_bias, call.residual == Residual::kNorm ? normed : in, call, begin, out_rows.narrow(0, begin, count));
+        add_output(g, out_weight, out_bias, call.residual == Residual::kNorm ? normed : in, call,
+                   begin, out_rows.narrow(0, begin, count));
       }
     }
     if (wants) {
-      ctx->save_for_backward({x, norm_weight, norm_bias, hidden_weight, hidden_bias, out_weight, out_bias, {}, {}, norm, hidden, gelu});
+      ctx->save_for_backward({x,
+                              norm_weight,
+                              norm_bias,
+                              hidden_weight,
+                              hidden_bias,
+                              out_weight,
+                              out_bias,
+                              {},
+                              {},
+                              norm,
+                              hidden,
+                              gelu});
       ops::keep_exact(ctx->saved_data, "mean", mean);
       ops::keep_exact(ctx->saved_data, "rstd", rstd);
       ops::keep_exact(ctx->saved_data, "hidden", half_hidden);
@@ -106,8 +144,9 @@ struct Mlp : torch::autograd::Function<Mlp> {
   }
 
   // out = x, where there is a residual, + dropout(gelu out_weight^T + bias)
-  static void add_output(const at::Tensor& gelu, const at::Tensor& weight, const at::Tensor& bias, const at::Tensor& x, const Call& call,
-                         std::int64_t first_row, const at::Tensor& out) {
+  static void add_output(const at::Tensor& gelu, const at::Tensor& weight, const at::Tensor& bias,
+                         const at::Tensor& x, const Call& call, std::int64_t first_row,
+                         const at::Tensor& out) {
     const bool has_residual = call.residual != Residual::kNone;
     if (has_residual && call.dropout_p == 0.0) {
       ops::add_bias(x, bias, out);
@@ -116,7 +155,8 @@ struct Mlp : torch::autograd::Function<Mlp> {
     }
     ops::linear(gelu, weight, out, 0.0);
     if (call.dropout_p != 0.0) {
-      const kernels::Dropout dropout = ops::dropout_from_seed(call.dropout_p, static_cast<std::uint64_t>(call.seed));
+      const kernels::Dropout dropout =
+          ops::dropout_from_seed(call.dropout_p, static_cast<std::uint64_t>(call.seed));
       ops::dropout_add(dropout, out, bias, has_residual ? x : at::Tensor(), out, first_row);
     } else if (ops::present(bias)) {
       ops::add_bias(out, bias, out);
@@ -131,7 +171,8 @@ struct Mlp : torch::autograd::Function<Mlp> {
     const at::Tensor dout = grads[0].contiguous();
     const std::int64_t width = saved[kX].size(-1);
     const std::int64_t num_rows = width == 0 ? 0 : dout.numel() / width;
-    const at::Tensor rows = saved[kX].view({num_rows, width}), dout_rows = dout.view({num_rows, width});
+    const at::Tensor rows = saved[kX].view({num_rows, width}),
+                     dout_rows = dout.view({num_rows, width});
     at::Tensor d = dout_rows;  // before dropout
     if (const double p = ctx->saved_data["dropout_p"].toDouble(); p != 0.0) {
       d = at::empty_like(dout_rows);
@@ -151,29 +192,36 @@ struct Mlp : torch::autograd::Function<Mlp> {
     return result;
   }
 
-  // Writes the gradients of both weights and of the hidden bias, and into `dx` the gradient of what the hidden layer is given.
-  static void hidden_grads(AutogradContext* ctx, const variable_list& saved, const at::Tensor& rows, const at::Tensor& d,
-                           const at::Tensor& dx, variable_list& result) {
+  // Writes the gradients of both weights and of the hidden bias, and into `dx` the gradient of what
+  // the hidden layer is given.
+  static void hidden_grads(AutogradContext* ctx, const variable_list& saved, const at::Tensor& rows,
+                           const at::Tensor& d, const at::Tensor& dx, variable_list& result) {
     const auto kind = static_cast<GeluKind>(ctx->saved_data["gelu"].toInt());
-    const ops::ParameterGrad dhidden_weight(saved[kHiddenWeight], ctx->needs_input_grad(kHiddenWeight));
+    const ops::ParameterGrad dhidden_weight(saved[kHiddenWeight],
+                                            ctx->needs_input_grad(kHiddenWeight));
     const ops::ParameterGrad dhidden_bias(saved[kHiddenBias], ctx->needs_input_grad(kHiddenBias));
     const ops::ParameterGrad dout_weight(saved[kOutWeight], ctx->needs_input_grad(kOutWeight));
     result[kHiddenWeight] = dhidden_weight.returned;
     result[kHiddenBias] = dhidden_bias.returned;
     result[kOutWeight] = dout_weight.returned;
-    const std::int64_t num_rows = rows.size(0), width = rows.size(1), hidden_width = saved[kHiddenWeight].size(0);
+    const std::int64_t num_rows = rows.size(0), width = rows.size(1),
+                       hidden_width = saved[kHiddenWeight].size(0);
     for (const ops::ParameterGrad* grad : {&dhidden_weight, &dhidden_bias, &dout_weight}) {
-      if (num_rows == 0 && grad->wanted() && !grad->accumulate && !d.is_meta()) at::Tensor(grad->gradient).zero_();
+      if (num_rows == 0 && grad->wanted() && !grad->accumulate && !d.is_meta())
+        at::Tensor(grad->gradient).zero_();
     }
     const Pieces pieces(num_rows);
     const std::int64_t most = std::min(num_rows, pieces.rows);
     const bool has_norm = ops::present(saved[kNormWeight]);
     const at::Tensor dhidden = ops::make_floats({most, hidden_width}, d);
-    const at::Tensor norm_piece = has_norm && !saved[kNorm].defined() ? ops::make_floats({most, width}, d) : at::Tensor();
-    const at::Tensor hidden_piece = saved[kHidden].defined() ? at::Tensor() : ops::make_floats({most, hidden_width}, d);
+    const at::Tensor norm_piece =
+        has_norm && !saved[kNorm].defined() ? ops::make_floats({most, width}, d) : at::Tensor();
+    const at::Tensor hidden_piece =
+        saved[kHidden].defined() ? at::Tensor() : ops::make_floats({most, hidden_width}, d);
     // Where the hidden layer is in a buffer of ours, its GELU takes its place.
     const bool reuses = !saved[kHidden].defined() && !saved[kGelu].defined();
-    const at::Tensor gelu_piece = saved[kGelu].defined() || reuses ? at::Tensor() : ops::make_floats({most, hidden_width}, d);
+    const at::Tensor gelu_piece =
+        saved[kGelu].defined() || reuses ? at::Tensor() : ops::make_floats({most, hidden_width}, d);
     const at::Tensor half_hidden = ops::take_out(ctx->saved_data, "hidden");
     for (std::int64_t begin = 0; begin < num_rows; begin += pieces.rows) {
       const std::int64_t count = std::min(pieces.rows, num_rows - begin);
@@ -182,7 +230,8 @@ struct Mlp : torch::autograd::Function<Mlp> {
       if (has_norm) {
         normed = piece(saved[kNorm], norm_piece, begin, count);
         if (!saved[kNorm].defined()) {
-          ops::layer_norm_apply(rows.narrow(0, begin, count), saved[kNormWeight], saved[kNormBias], saved[kMean].narrow(0, begin, count),
+          ops::layer_norm_apply(rows.narrow(0, begin, count), saved[kNormWeight], saved[kNormBias],
+                                saved[kMean].narrow(0, begin, count),
                                 saved[kRstd].narrow(0, begin, count), normed);
         }
       }
@@ -195,27 +244,35 @@ struct Mlp : torch::autograd::Function<Mlp> {
         ops::round_as_kept(ctx->saved_data, h, num_rows * hidden_width);
       }
       ops::linear_grad_input(d_piece, saved[kOutWeight], dh);
-      ops::bias_gelu_backward(kind, h, saved[kHiddenBias], dh, saved[kGelu].defined() ? at::Tensor() : g, dhidden_bias.gradient,
+      ops::bias_gelu_backward(kind, h, saved[kHiddenBias], dh,
+                              saved[kGelu].defined() ? at::Tensor() : g, dhidden_bias.gradient,
                               begin != 0 || dhidden_bias.accumulate);
-      if (dout_weight.wanted()) ops::linear_grad_weight(d_piece, g, dout_weight.gradient, begin == 0 ? dout_weight.beta() : 1.0);
+      if (dout_weight.wanted())
+        ops::linear_grad_weight(d_piece, g, dout_weight.gradient,
+                                begin == 0 ? dout_weight.beta() : 1.0);
       if (dhidden_weight.wanted()) {
-        ops::linear_grad_weight(dh, normed, dhidden_weight.gradient, begin == 0 ? dhidden_weight.beta() : 1.0);
+        ops::linear_grad_weight(dh, normed, dhidden_weight.gradient,
+                                begin == 0 ? dhidden_weight.beta() : 1.0);
       }
       ops::linear_grad_input(dh, saved[kHiddenWeight], dx.narrow(0, begin, count));
     }
   }
 
   // Through the norm and the residual, in place.
-  static void finish_input_grad(AutogradContext* ctx, const variable_list& saved, const at::Tensor& rows, const at::Tensor& dout,
+  static void finish_input_grad(AutogradContext* ctx, const variable_list& saved,
+                                const at::Tensor& rows, const at::Tensor& dout,
                                 const at::Tensor& dx, variable_list& result) {
     const auto residual = static_cast<Residual>(ctx->saved_data["residual"].toInt());
     const bool has_norm = ops::present(saved[kNormWeight]);
-    if ((residual == Residual::kNorm || (residual == Residual::kInput && !has_norm)) && !dx.is_meta()) at::Tensor(dx).add_(dout);
+    if ((residual == Residual::kNorm || (residual == Residual::kInput && !has_norm)) &&
+        !dx.is_meta())
+      at::Tensor(dx).add_(dout);
     if (!has_norm) return;
     const ops::ParameterGrad dweight(saved[kNormWeight], ctx->needs_input_grad(kNormWeight));
     const ops::ParameterGrad dbias(saved[kNormBias], ctx->needs_input_grad(kNormBias));
-    ops::layer_norm_backward(dx, rows, saved[kMean], saved[kRstd], saved[kNormWeight], residual == Residual::kInput ? dout : at::Tensor(),
-                             dx, dweight, dbias);
+    ops::layer_norm_backward(dx, rows, saved[kMean], saved[kRstd], saved[kNormWeight],
+                             residual == Residual::kInput ? dout : at::Tensor(), dx, dweight,
+                             dbias);
     result[kNormWeight] = dweight.returned;
     result[kNormBias] = dbias.returned;
   }
@@ -227,16 +284,23 @@ void check_weights(const at::Tensor& x, const MlpWeights& weights) {
   ops::check_sizes(weights.out_weight, {width, hidden_width}, "out_weight");
   if (weights.norm_weight.defined()) ops::check_sizes(weights.norm_weight, {width}, "norm_weight");
   if (weights.norm_bias.defined()) ops::check_sizes(weights.norm_bias, {width}, "norm_bias");
-  if (weights.hidden_bias.defined()) ops::check_sizes(weights.hidden_bias, {hidden_width}, "hidden_bias");
+  if (weights.hidden_bias.defined())
+    ops::check_sizes(weights.hidden_bias, {hidden_width}, "hidden_bias");
   if (weights.out_bias.defined()) ops::check_sizes(weights.out_bias, {width}, "out_bias");
 }
 
-at::Tensor run(const at::Tensor& x, const MlpWeights& weights, const BlockOptions& options, Residual residual) {
+at::Tensor run(const at::Tensor& x, const MlpWeights& weights, const BlockOptions& options,
+               Residual residual) {
   check_weights(x, weights);
   if (!ops::has_kernels(x) || ops::is_autocast(x)) {
-    const at::Tensor norm = weights.norm_weight.defined() ? layer_norm(x, weights.norm_weight, weights.norm_bias, options.norm_eps) : x;
-    const at::Tensor gelu = ops::plain_gelu(ops::plain_linear(norm, weights.hidden_weight, weights.hidden_bias), options.gelu);
-    const at::Tensor out = dropout(ops::plain_linear(gelu, weights.out_weight, weights.out_bias), options.residual_dropout_p);
+    const at::Tensor norm =
+        weights.norm_weight.defined()
+            ? layer_norm(x, weights.norm_weight, weights.norm_bias, options.norm_eps)
+            : x;
+    const at::Tensor gelu = ops::plain_gelu(
+        ops::plain_linear(norm, weights.hidden_weight, weights.hidden_bias), options.gelu);
+    const at::Tensor out = dropout(ops::plain_linear(gelu, weights.out_weight, weights.out_bias),
+                                   options.residual_dropout_p);
     return residual == Residual::kNone ? out : (residual == Residual::kNorm ? norm : x) + out;
   }
   Call call;
@@ -249,16 +313,19 @@ at::Tensor run(const at::Tensor& x, const MlpWeights& weights, const BlockOption
   call.keep_gelu = options.keep < BlockKeep::kNoGelu;
   call.keep_norm = options.keep < BlockKeep::kNoGeluNorms;
   call.keep_hidden = options.keep < BlockKeep::kAttention;
-  call.wants_grad = ops::wants_grad(
-      {x, weights.norm_weight, weights.norm_bias, weights.hidden_weight, weights.hidden_bias, weights.out_weight, weights.out_bias});
-  return Mlp::apply(x.contiguous(), ops::or_empty(weights.norm_weight, x), ops::or_empty(weights.norm_bias, x),
-                    weights.hidden_weight.contiguous(), ops::or_empty(weights.hidden_bias, x), weights.out_weight.contiguous(),
+  call.wants_grad =
+      ops::wants_grad({x, weights.norm_weight, weights.norm_bias, weights.hidden_weight,
+                       weights.hidden_bias, weights.out_weight, weights.out_bias});
+  return Mlp::apply(x.contiguous(), ops::or_empty(weights.norm_weight, x),
+                    ops::or_empty(weights.norm_bias, x), weights.hidden_weight.contiguous(),
+                    ops::or_empty(weights.hidden_bias, x), weights.out_weight.contiguous(),
                     ops::or_empty(weights.out_bias, x), call);
 }
 
 }  // namespace
 
-at::Tensor mlp_residual(const at::Tensor& x, const MlpWeights& weights, const BlockOptions& options) {
+at::Tensor mlp_residual(const at::Tensor& x, const MlpWeights& weights,
+                        const BlockOptions& options) {
   return run(x, weights, options, Residual::kInput);
 }
 
@@ -268,23 +335,28 @@ at::Tensor mlp(const at::Tensor& x, const MlpWeights& weights, const BlockOption
   return run(x, without_norm, options, Residual::kNone);
 }
 
-at::Tensor transformer_block(const at::Tensor& x, const AttentionWeights& attention, const MlpWeights& mlp, const BlockOptions& options) {
+at::Tensor transformer_block(const at::Tensor& x, const AttentionWeights& attention,
+                             const MlpWeights& mlp, const BlockOptions& options) {
   return mlp_residual(attention_residual(x, attention, options), mlp, options);
 }
 
-// The norm between the halves belongs to the second here: that recomputes it where it is not kept, and adds to it.
-at::Tensor post_norm_block(const at::Tensor& x, const AttentionWeights& attention, const MlpWeights& mlp, const BlockOptions& options) {
+// The norm between the halves belongs to the second here: that recomputes it where it is not kept,
+// and adds to it.
+at::Tensor post_norm_block(const at::Tensor& x, const AttentionWeights& attention,
+                           const MlpWeights& mlp, const BlockOptions& options) {
   AttentionWeights first = attention;
   first.norm_weight = first.norm_bias = at::Tensor();
   MlpWeights second = mlp;
   second.norm_weight = attention.norm_weight;
   second.norm_bias = attention.norm_bias;
-  const at::Tensor sum = run(attention_residual(x, first, options), second, options, Residual::kNorm);
+  const at::Tensor sum =
+      run(attention_residual(x, first, options), second, options, Residual::kNorm);
   return layer_norm(sum, mlp.norm_weight, mlp.norm_bias, options.norm_eps);
 }
 
 const std::vector<std::string>& block_keep_names() {
-  static const std::vector<std::string> names{"keep", "no_gelu", "no_gelu_norms", "no_gelu_norms_qkv", "attention"};
+  static const std::vector<std::string> names{"keep", "no_gelu", "no_gelu_norms",
+                                              "no_gelu_norms_qkv", "attention"};
   return names;
 }
 

@@ -32,7 +32,8 @@ HWY_INLINE void ForEachVector(std::int64_t width, Body&& body) {
   }
 }
 
-void NormalizeRow(const float* x, const float* gamma, const float* beta, float mean, float rstd, float* y, std::int64_t width) {
+void NormalizeRow(const float* x, const float* gamma, const float* beta, float mean, float rstd,
+                  float* y, std::int64_t width) {
   const DF d;
   const VF vm = hn::Set(d, mean);
   const VF vr = hn::Set(d, rstd);
@@ -44,21 +45,24 @@ void NormalizeRow(const float* x, const float* gamma, const float* beta, float m
   });
 }
 
-void LayerNormForward(const float* x, const float* gamma, const float* beta, float eps, float* y, float* mean, float* rstd,
-                      std::int64_t begin, std::int64_t end, std::int64_t width) {
+void LayerNormForward(const float* x, const float* gamma, const float* beta, float eps, float* y,
+                      float* mean, float* rstd, std::int64_t begin, std::int64_t end,
+                      std::int64_t width) {
   const DF d;
   const std::int64_t lanes = static_cast<std::int64_t>(hn::Lanes(d));
   const float inverse = 1.0f / static_cast<float>(width);
   for (std::int64_t r = begin; r < end; ++r) {
     const float* row = x + r * width;
     VF sum = hn::Zero(d);
-    ForEachVector(width, [&](std::int64_t j, auto load, auto) HWY_ATTR { sum = hn::Add(sum, load(row + j)); });
+    ForEachVector(width, [&](std::int64_t j, auto load, auto)
+                             HWY_ATTR { sum = hn::Add(sum, load(row + j)); });
     const float m = Sum(d, sum) * inverse;
     const VF vm = hn::Set(d, m);
     VF squares = hn::Zero(d);
     ForEachVector(width, [&](std::int64_t j, auto load, auto) HWY_ATTR {
       VF diff = hn::Sub(load(row + j), vm);
-      if (j + lanes > width) diff = hn::IfThenElseZero(hn::FirstN(d, static_cast<std::size_t>(width - j)), diff);
+      if (j + lanes > width)
+        diff = hn::IfThenElseZero(hn::FirstN(d, static_cast<std::size_t>(width - j)), diff);
       squares = hn::MulAdd(diff, diff, squares);
     });
     mean[r] = m;
@@ -67,13 +71,16 @@ void LayerNormForward(const float* x, const float* gamma, const float* beta, flo
   }
 }
 
-void LayerNormApply(const float* x, const float* gamma, const float* beta, const float* mean, const float* rstd, float* y,
-                    std::int64_t begin, std::int64_t end, std::int64_t width) {
-  for (std::int64_t r = begin; r < end; ++r) NormalizeRow(x + r * width, gamma, beta, mean[r], rstd[r], y + r * width, width);
+void LayerNormApply(const float* x, const float* gamma, const float* beta, const float* mean,
+                    const float* rstd, float* y, std::int64_t begin, std::int64_t end,
+                    std::int64_t width) {
+  for (std::int64_t r = begin; r < end; ++r)
+    NormalizeRow(x + r * width, gamma, beta, mean[r], rstd[r], y + r * width, width);
 }
 
-void LayerNormBackward(const float* dy, const float* x, const float* mean, const float* rstd, const float* gamma, const float* residual,
-                       float* dx, float* dgamma, float* dbeta, std::int64_t begin, std::int64_t end, std::int64_t width) {
+void LayerNormBackward(const float* dy, const float* x, const float* mean, const float* rstd,
+                       const float* gamma, const float* residual, float* dx, float* dgamma,
+                       float* dbeta, std::int64_t begin, std::int64_t end, std::int64_t width) {
   const DF d;
   const float inverse = 1.0f / static_cast<float>(width);
   for (std::int64_t r = begin; r < end; ++r) {
@@ -118,7 +125,8 @@ HWY_INLINE void GeluParts(VF x, VF& cdf, VF& slope) {
 }
 
 template <GeluKind kKind>
-void BiasGeluForwardOf(const float* h, const float* bias, float* y, std::int64_t begin, std::int64_t end, std::int64_t width) {
+void BiasGeluForwardOf(const float* h, const float* bias, float* y, std::int64_t begin,
+                       std::int64_t end, std::int64_t width) {
   const DF d;
   for (std::int64_t r = begin; r < end; ++r) {
     ForEachVector(width, [&](std::int64_t j, auto load, auto store) HWY_ATTR {
@@ -132,8 +140,8 @@ void BiasGeluForwardOf(const float* h, const float* bias, float* y, std::int64_t
 }
 
 template <GeluKind kKind>
-void BiasGeluBackwardOf(const float* h, const float* bias, float* grad, float* y, float* dbias, std::int64_t begin, std::int64_t end,
-                        std::int64_t width) {
+void BiasGeluBackwardOf(const float* h, const float* bias, float* grad, float* y, float* dbias,
+                        std::int64_t begin, std::int64_t end, std::int64_t width) {
   const DF d;
   for (std::int64_t r = begin; r < end; ++r) {
     ForEachVector(width, [&](std::int64_t j, auto load, auto store) HWY_ATTR {
@@ -150,7 +158,8 @@ void BiasGeluBackwardOf(const float* h, const float* bias, float* grad, float* y
   }
 }
 
-void BiasGeluForward(GeluKind kind, const float* h, const float* bias, float* y, std::int64_t begin, std::int64_t end, std::int64_t width) {
+void BiasGeluForward(GeluKind kind, const float* h, const float* bias, float* y, std::int64_t begin,
+                     std::int64_t end, std::int64_t width) {
   if (kind == GeluKind::kExact) {
     BiasGeluForwardOf<GeluKind::kExact>(h, bias, y, begin, end, width);
   } else {
@@ -158,8 +167,8 @@ void BiasGeluForward(GeluKind kind, const float* h, const float* bias, float* y,
   }
 }
 
-void BiasGeluBackward(GeluKind kind, const float* h, const float* bias, float* grad, float* y, float* dbias, std::int64_t begin,
-                      std::int64_t end, std::int64_t width) {
+void BiasGeluBackward(GeluKind kind, const float* h, const float* bias, float* grad, float* y,
+                      float* dbias, std::int64_t begin, std::int64_t end, std::int64_t width) {
   if (kind == GeluKind::kExact) {
     BiasGeluBackwardOf<GeluKind::kExact>(h, bias, grad, y, dbias, begin, end, width);
   } else {
@@ -167,7 +176,8 @@ void BiasGeluBackward(GeluKind kind, const float* h, const float* bias, float* g
   }
 }
 
-void AddBias(const float* x, const float* bias, float* y, std::int64_t begin, std::int64_t end, std::int64_t width) {
+void AddBias(const float* x, const float* bias, float* y, std::int64_t begin, std::int64_t end,
+             std::int64_t width) {
   for (std::int64_t r = begin; r < end; ++r) {
     ForEachVector(width, [&](std::int64_t j, auto load, auto store) HWY_ATTR {
       const VF v = load(x + r * width + j);
@@ -176,31 +186,37 @@ void AddBias(const float* x, const float* bias, float* y, std::int64_t begin, st
   }
 }
 
-void DropoutAdd(const Dropout& dropout, const float* x, const float* bias, const float* residual, float* y, std::int64_t first_row,
-                std::int64_t begin, std::int64_t end, std::int64_t width) {
+void DropoutAdd(const Dropout& dropout, const float* x, const float* bias, const float* residual,
+                float* y, std::int64_t first_row, std::int64_t begin, std::int64_t end,
+                std::int64_t width) {
   const DF d;
   const VF scale = hn::Set(d, dropout.scale);
   for (std::int64_t r = begin; r < end; ++r) {
-    const kernels::RowKeys keys = kernels::row_keys(dropout.seed, static_cast<std::uint64_t>(first_row + r));
+    const kernels::RowKeys keys =
+        kernels::row_keys(dropout.seed, static_cast<std::uint64_t>(first_row + r));
     ForEachVector(width, [&](std::int64_t j, auto load, auto store) HWY_ATTR {
       const std::int64_t at = r * width + j;
       VF v = load(x + at);
       if (bias != nullptr) v = hn::Add(v, load(bias + j));
-      v = hn::Mul(v, KeepFactor(d, keys.key0, keys.key1, static_cast<std::uint32_t>(j), dropout.threshold, scale));
+      v = hn::Mul(v, KeepFactor(d, keys.key0, keys.key1, static_cast<std::uint32_t>(j),
+                                dropout.threshold, scale));
       if (residual != nullptr) v = hn::Add(v, load(residual + at));
       store(v, y + at);
     });
   }
 }
 
-void ColumnSums(const float* x, float* sums, std::int64_t begin, std::int64_t end, std::int64_t width) {
+void ColumnSums(const float* x, float* sums, std::int64_t begin, std::int64_t end,
+                std::int64_t width) {
   for (std::int64_t r = begin; r < end; ++r) {
-    ForEachVector(
-        width, [&](std::int64_t j, auto load, auto store) HWY_ATTR { store(hn::Add(load(sums + j), load(x + r * width + j)), sums + j); });
+    ForEachVector(width, [&](std::int64_t j, auto load, auto store) HWY_ATTR {
+      store(hn::Add(load(sums + j), load(x + r * width + j)), sums + j);
+    });
   }
 }
 
-void ReduceRows(const float* x, float* out, std::int64_t count, std::int64_t width, bool accumulate, std::int64_t begin, std::int64_t end) {
+void ReduceRows(const float* x, float* out, std::int64_t count, std::int64_t width, bool accumulate,
+                std::int64_t begin, std::int64_t end) {
   const DF d;
   ForEachVector(end - begin, [&](std::int64_t j, auto load, auto store) HWY_ATTR {
     VF sum = accumulate ? load(out + begin + j) : hn::Zero(d);
@@ -227,46 +243,53 @@ HWY_EXPORT(ReduceRows);
 
 namespace kernels {
 
-void layer_norm_forward(const float* x, const float* gamma, const float* beta, float eps, float* y, float* mean, float* rstd,
-                        std::int64_t begin, std::int64_t end, std::int64_t width) {
+void layer_norm_forward(const float* x, const float* gamma, const float* beta, float eps, float* y,
+                        float* mean, float* rstd, std::int64_t begin, std::int64_t end,
+                        std::int64_t width) {
   HWY_DYNAMIC_DISPATCH(LayerNormForward)(x, gamma, beta, eps, y, mean, rstd, begin, end, width);
 }
 
-void layer_norm_apply(const float* x, const float* gamma, const float* beta, const float* mean, const float* rstd, float* y,
-                      std::int64_t begin, std::int64_t end, std::int64_t width) {
+void layer_norm_apply(const float* x, const float* gamma, const float* beta, const float* mean,
+                      const float* rstd, float* y, std::int64_t begin, std::int64_t end,
+                      std::int64_t width) {
   HWY_DYNAMIC_DISPATCH(LayerNormApply)(x, gamma, beta, mean, rstd, y, begin, end, width);
 }
 
-void layer_norm_backward(const float* dy, const float* x, const float* mean, const float* rstd, const float* gamma, const float* residual,
-                         float* dx, float* dgamma, float* dbeta, std::int64_t begin, std::int64_t end, std::int64_t width) {
-  HWY_DYNAMIC_DISPATCH(LayerNormBackward)(dy, x, mean, rstd, gamma, residual, dx, dgamma, dbeta, begin, end, width);
+void layer_norm_backward(const float* dy, const float* x, const float* mean, const float* rstd,
+                         const float* gamma, const float* residual, float* dx, float* dgamma,
+                         float* dbeta, std::int64_t begin, std::int64_t end, std::int64_t width) {
+  HWY_DYNAMIC_DISPATCH(LayerNormBackward)
+  (dy, x, mean, rstd, gamma, residual, dx, dgamma, dbeta, begin, end, width);
 }
 
-void bias_gelu_forward(GeluKind kind, const float* h, const float* bias, float* y, std::int64_t begin, std::int64_t end,
-                       std::int64_t width) {
+void bias_gelu_forward(GeluKind kind, const float* h, const float* bias, float* y,
+                       std::int64_t begin, std::int64_t end, std::int64_t width) {
   HWY_DYNAMIC_DISPATCH(BiasGeluForward)(kind, h, bias, y, begin, end, width);
 }
 
-void bias_gelu_backward(GeluKind kind, const float* h, const float* bias, float* d, float* y, float* dbias, std::int64_t begin,
-                        std::int64_t end, std::int64_t width) {
+void bias_gelu_backward(GeluKind kind, const float* h, const float* bias, float* d, float* y,
+                        float* dbias, std::int64_t begin, std::int64_t end, std::int64_t width) {
   HWY_DYNAMIC_DISPATCH(BiasGeluBackward)(kind, h, bias, d, y, dbias, begin, end, width);
 }
 
-void add_bias(const float* x, const float* bias, float* y, std::int64_t begin, std::int64_t end, std::int64_t width) {
+void add_bias(const float* x, const float* bias, float* y, std::int64_t begin, std::int64_t end,
+              std::int64_t width) {
   HWY_DYNAMIC_DISPATCH(AddBias)(x, bias, y, begin, end, width);
 }
 
-void dropout_add(const Dropout& dropout, const float* x, const float* bias, const float* residual, float* y, std::int64_t first_row,
-                 std::int64_t begin, std::int64_t end, std::int64_t width) {
+void dropout_add(const Dropout& dropout, const float* x, const float* bias, const float* residual,
+                 float* y, std::int64_t first_row, std::int64_t begin, std::int64_t end,
+                 std::int64_t width) {
   HWY_DYNAMIC_DISPATCH(DropoutAdd)(dropout, x, bias, residual, y, first_row, begin, end, width);
 }
 
-void column_sums(const float* x, float* sums, std::int64_t begin, std::int64_t end, std::int64_t width) {
+void column_sums(const float* x, float* sums, std::int64_t begin, std::int64_t end,
+                 std::int64_t width) {
   HWY_DYNAMIC_DISPATCH(ColumnSums)(x, sums, begin, end, width);
 }
 
-void reduce_rows(const float* x, float* out, std::int64_t count, std::int64_t width, bool accumulate, std::int64_t begin,
-                 std::int64_t end) {
+void reduce_rows(const float* x, float* out, std::int64_t count, std::int64_t width,
+                 bool accumulate, std::int64_t begin, std::int64_t end) {
   HWY_DYNAMIC_DISPATCH(ReduceRows)(x, out, count, width, accumulate, begin, end);
 }
 

@@ -2,11 +2,11 @@
 
 #include "core/parallel.h"
 
-#include <headroom/core/blas_kernels.h>
 #include <headroom/core/error.h>
-#include <headroom/core/torch_compat.h>
-#include <headroom/ops/convert.h>
-#include <headroom/ops/direct_gradient.h>
+#include "core/blas_kernels.h"
+#include "core/torch_compat.h"
+#include "ops/convert.h"
+#include "ops/direct_gradient.h"
 
 #include <ATen/ATen.h>
 #include <ATen/autocast_mode.h>
@@ -22,18 +22,22 @@
 namespace headroom::ops {
 namespace {
 
-float* data(const at::Tensor& tensor) { return present(tensor) ? tensor.data_ptr<float>() : nullptr; }
+float* data(const at::Tensor& tensor) {
+  return present(tensor) ? tensor.data_ptr<float>() : nullptr;
+}
 std::int64_t width_of(const at::Tensor& x) { return x.size(-1); }
 std::int64_t rows_of(const at::Tensor& x) { return width_of(x) == 0 ? 0 : x.numel() / width_of(x); }
 
 template <class Body>
 void for_rows(const at::Tensor& x, const Body& body) {
-  const std::int64_t grain = std::max<std::int64_t>(1, 32768 / std::max<std::int64_t>(1, width_of(x)));
+  const std::int64_t grain =
+      std::max<std::int64_t>(1, 32768 / std::max<std::int64_t>(1, width_of(x)));
   parallel_for(0, rows_of(x), grain, body);
 }
 
-// Sums over rows in chunks whose number depends on the rows alone, so that the order of the sum is the same for any number of threads.
-// body(partial, begin, end) adds rows [begin, end) to `partial` (num_sums x width floats, zeroed); the total of sum i goes to outs[i].
+// Sums over rows in chunks whose number depends on the rows alone, so that the order of the sum is
+// the same for any number of threads. body(partial, begin, end) adds rows [begin, end) to `partial`
+// (num_sums x width floats, zeroed); the total of sum i goes to outs[i].
 struct Total {
   at::Tensor to;  // undefined: not wanted
   bool accumulate = false;
@@ -41,7 +45,8 @@ struct Total {
 template <class Body>
 void sum_rows(const at::Tensor& x, std::initializer_list<Total> outs, const Body& body) {
   constexpr std::int64_t kMostChunks = 32, kFewestRows = 32;
-  const std::int64_t num_rows = rows_of(x), width = width_of(x), num_sums = static_cast<std::int64_t>(outs.size());
+  const std::int64_t num_rows = rows_of(x), width = width_of(x),
+                     num_sums = static_cast<std::int64_t>(outs.size());
   const std::int64_t num_chunks = std::clamp<std::int64_t>(num_rows / kFewestRows, 1, kMostChunks);
   const std::int64_t chunk_rows = (num_rows + num_chunks - 1) / num_chunks;
   const at::Tensor partials = make_floats({num_chunks, num_sums * width}, x);
@@ -51,19 +56,22 @@ void sum_rows(const at::Tensor& x, std::initializer_list<Total> outs, const Body
     for (std::int64_t chunk = first; chunk < last; ++chunk) {
       float* partial = base + chunk * num_sums * width;
       std::memset(partial, 0, static_cast<std::size_t>(num_sums * width) * sizeof(float));
-      body(partial, std::min(num_rows, chunk * chunk_rows), std::min(num_rows, (chunk + 1) * chunk_rows));
+      body(partial, std::min(num_rows, chunk * chunk_rows),
+           std::min(num_rows, (chunk + 1) * chunk_rows));
     }
   });
   std::int64_t index = 0;
   for (const Total& out : outs) {
     if (present(out.to)) {
-      kernels::reduce_rows(base + index * width, out.to.data_ptr<float>(), num_chunks, num_sums * width, out.accumulate, 0, width);
+      kernels::reduce_rows(base + index * width, out.to.data_ptr<float>(), num_chunks,
+                           num_sums * width, out.accumulate, 0, width);
     }
     ++index;
   }
 }
 
-// Hands out items one by one: with a causal mask or a busy core, equal shares would not take equal time.
+// Hands out items one by one: with a causal mask or a busy core, equal shares would not take equal
+// time.
 template <class Body>
 void for_items(std::int64_t num_items, std::int64_t num_workers, const Body& body) {
   std::atomic<std::int64_t> next{0};
@@ -72,7 +80,8 @@ void for_items(std::int64_t num_items, std::int64_t num_workers, const Body& bod
   });
 }
 
-kernels::AttentionCall make_call(const AttentionParams& params, const at::Tensor& qkv, const at::Tensor& bias) {
+kernels::AttentionCall make_call(const AttentionParams& params, const at::Tensor& qkv,
+                                 const at::Tensor& bias) {
   kernels::AttentionCall call;
   call.num_samples = qkv.size(0);
   call.length = qkv.size(1);
@@ -84,7 +93,8 @@ kernels::AttentionCall make_call(const AttentionParams& params, const at::Tensor
   if (qkv.is_meta()) return call;
   call.qkv = data(qkv);
   call.qkv_bias = data(bias);
-  if (present(params.key_mask)) call.key_mask = reinterpret_cast<const unsigned char*>(params.key_mask.data_ptr<bool>());
+  if (present(params.key_mask))
+    call.key_mask = reinterpret_cast<const unsigned char*>(params.key_mask.data_ptr<bool>());
   return call;
 }
 
@@ -94,10 +104,13 @@ std::int64_t num_workers_for(const kernels::AttentionCall& call) {
 
 }  // namespace
 
-bool has_kernels(const at::Tensor& x) { return x.scalar_type() == at::kFloat && (x.is_cpu() || x.is_meta()); }
+bool has_kernels(const at::Tensor& x) {
+  return x.scalar_type() == at::kFloat && (x.is_cpu() || x.is_meta());
+}
 
 bool is_autocast(const at::Tensor& x) {
-  return x.is_cpu() ? HEADROOM_AUTOCAST_CPU_ENABLED() : x.is_cuda() && HEADROOM_AUTOCAST_CUDA_ENABLED();
+  return x.is_cpu() ? HEADROOM_AUTOCAST_CPU_ENABLED()
+                    : x.is_cuda() && HEADROOM_AUTOCAST_CUDA_ENABLED();
 }
 
 at::Tensor as_kernel_input(const at::Tensor& x) {
@@ -137,11 +150,13 @@ void round_as_kept(const SavedData& saved_data, const at::Tensor& x, std::int64_
 
 bool wants_grad(at::TensorList tensors) {
   return at::GradMode::is_enabled() &&
-         std::any_of(tensors.begin(), tensors.end(), [](const at::Tensor& t) { return t.defined() && t.requires_grad(); });
+         std::any_of(tensors.begin(), tensors.end(),
+                     [](const at::Tensor& t) { return t.defined() && t.requires_grad(); });
 }
 
 at::Tensor or_empty(const at::Tensor& tensor, const at::Tensor& like) {
-  return tensor.defined() ? tensor.contiguous() : at::empty({0}, like.options().requires_grad(false));
+  return tensor.defined() ? tensor.contiguous()
+                          : at::empty({0}, like.options().requires_grad(false));
 }
 
 at::Tensor make_floats(at::IntArrayRef sizes, const at::Tensor& like) {
@@ -159,7 +174,8 @@ ParameterGrad::ParameterGrad(const at::Tensor& parameter, bool needed) {
 }
 
 kernels::Dropout draw_dropout(double p) {
-  if (!(p >= 0.0 && p <= 1.0)) throw ConfigError(fmt::format("dropout {} is not a probability: give a number from 0 to 1", p));
+  if (!(p >= 0.0 && p <= 1.0))
+    throw ConfigError(fmt::format("dropout {} is not a probability: give a number from 0 to 1", p));
   if (p == 0.0) return {};
   at::Generator generator = at::detail::getDefaultCPUGenerator();
   const std::lock_guard<std::mutex> lock(generator.mutex());
@@ -188,36 +204,44 @@ void linear_grad_weight(const at::Tensor& dy, const at::Tensor& x, at::Tensor dw
   if (!dy.is_meta()) dw.addmm_(dy.t(), x, beta, 1.0);
 }
 
-void layer_norm_forward(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias, double eps, at::Tensor y, at::Tensor mean,
-                        at::Tensor rstd) {
+void layer_norm_forward(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias,
+                        double eps, at::Tensor y, at::Tensor mean, at::Tensor rstd) {
   if (x.is_meta()) return;
   const float *px = data(x), *pw = data(weight), *pb = data(bias);
   float *py = data(y), *pm = data(mean), *pr = data(rstd);
   for_rows(x, [&](std::int64_t begin, std::int64_t end) {
-    kernels::layer_norm_forward(px, pw, pb, static_cast<float>(eps), py, pm, pr, begin, end, width_of(x));
+    kernels::layer_norm_forward(px, pw, pb, static_cast<float>(eps), py, pm, pr, begin, end,
+                                width_of(x));
   });
 }
 
-void layer_norm_apply(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias, const at::Tensor& mean, const at::Tensor& rstd,
-                      at::Tensor y) {
+void layer_norm_apply(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias,
+                      const at::Tensor& mean, const at::Tensor& rstd, at::Tensor y) {
   if (x.is_meta()) return;
-  const float *px = data(x), *pw = data(weight), *pb = data(bias), *pm = data(mean), *pr = data(rstd);
+  const float *px = data(x), *pw = data(weight), *pb = data(bias), *pm = data(mean),
+              *pr = data(rstd);
   float* py = data(y);
-  for_rows(x, [&](std::int64_t begin, std::int64_t end) { kernels::layer_norm_apply(px, pw, pb, pm, pr, py, begin, end, width_of(x)); });
+  for_rows(x, [&](std::int64_t begin, std::int64_t end) {
+    kernels::layer_norm_apply(px, pw, pb, pm, pr, py, begin, end, width_of(x));
+  });
 }
 
-void layer_norm_backward(const at::Tensor& dy, const at::Tensor& x, const at::Tensor& mean, const at::Tensor& rstd,
-                         const at::Tensor& weight, const at::Tensor& residual, at::Tensor dx, const ParameterGrad& dweight,
+void layer_norm_backward(const at::Tensor& dy, const at::Tensor& x, const at::Tensor& mean,
+                         const at::Tensor& rstd, const at::Tensor& weight,
+                         const at::Tensor& residual, at::Tensor dx, const ParameterGrad& dweight,
                          const ParameterGrad& dbias) {
   const bool is_meta = x.is_meta();
-  const float *pd = is_meta ? nullptr : data(dy), *px = is_meta ? nullptr : data(x), *pm = is_meta ? nullptr : data(mean);
-  const float *pr = is_meta ? nullptr : data(rstd), *pw = is_meta ? nullptr : data(weight), *ps = is_meta ? nullptr : data(residual);
+  const float *pd = is_meta ? nullptr : data(dy), *px = is_meta ? nullptr : data(x),
+              *pm = is_meta ? nullptr : data(mean);
+  const float *pr = is_meta ? nullptr : data(rstd), *pw = is_meta ? nullptr : data(weight),
+              *ps = is_meta ? nullptr : data(residual);
   float* po = is_meta ? nullptr : data(dx);
   const std::int64_t width = width_of(x);
   if (dweight.wanted() || dbias.wanted()) {
     sum_rows(x, {{dweight.gradient, dweight.accumulate}, {dbias.gradient, dbias.accumulate}},
              [&](float* partial, std::int64_t begin, std::int64_t end) {
-               kernels::layer_norm_backward(pd, px, pm, pr, pw, ps, po, partial, partial + width, begin, end, width);
+               kernels::layer_norm_backward(pd, px, pm, pr, pw, ps, po, partial, partial + width,
+                                            begin, end, width);
              });
   } else if (!is_meta) {
     for_rows(x, [&](std::int64_t begin, std::int64_t end) {
@@ -230,11 +254,13 @@ void bias_gelu_forward(GeluKind kind, const at::Tensor& h, const at::Tensor& bia
   if (h.is_meta()) return;
   const float *ph = data(h), *pb = data(bias);
   float* py = data(y);
-  for_rows(h, [&](std::int64_t begin, std::int64_t end) { kernels::bias_gelu_forward(kind, ph, pb, py, begin, end, width_of(h)); });
+  for_rows(h, [&](std::int64_t begin, std::int64_t end) {
+    kernels::bias_gelu_forward(kind, ph, pb, py, begin, end, width_of(h));
+  });
 }
 
-void bias_gelu_backward(GeluKind kind, const at::Tensor& h, const at::Tensor& bias, at::Tensor d, at::Tensor y, at::Tensor dbias,
-                        bool accumulate) {
+void bias_gelu_backward(GeluKind kind, const at::Tensor& h, const at::Tensor& bias, at::Tensor d,
+                        at::Tensor y, at::Tensor dbias, bool accumulate) {
   const bool is_meta = h.is_meta();
   const float *ph = is_meta ? nullptr : data(h), *pb = is_meta ? nullptr : data(bias);
   float *pd = is_meta ? nullptr : data(d), *py = is_meta ? nullptr : data(y);
@@ -253,45 +279,56 @@ void add_bias(const at::Tensor& x, const at::Tensor& bias, at::Tensor y) {
   if (x.is_meta()) return;
   const float *px = data(x), *pb = data(bias);
   float* py = data(y);
-  for_rows(x, [&](std::int64_t begin, std::int64_t end) { kernels::add_bias(px, pb, py, begin, end, width_of(x)); });
+  for_rows(x, [&](std::int64_t begin, std::int64_t end) {
+    kernels::add_bias(px, pb, py, begin, end, width_of(x));
+  });
 }
 
-void dropout_add(const kernels::Dropout& dropout, const at::Tensor& x, const at::Tensor& bias, const at::Tensor& residual, at::Tensor y,
-                 std::int64_t first_row) {
+void dropout_add(const kernels::Dropout& dropout, const at::Tensor& x, const at::Tensor& bias,
+                 const at::Tensor& residual, at::Tensor y, std::int64_t first_row) {
   if (x.is_meta()) return;
   const float *px = data(x), *pb = data(bias), *pr = data(residual);
   float* py = data(y);
-  for_rows(
-      x, [&](std::int64_t begin, std::int64_t end) { kernels::dropout_add(dropout, px, pb, pr, py, first_row, begin, end, width_of(x)); });
+  for_rows(x, [&](std::int64_t begin, std::int64_t end) {
+    kernels::dropout_add(dropout, px, pb, pr, py, first_row, begin, end, width_of(x));
+  });
 }
 
 void column_sums(const at::Tensor& x, at::Tensor sums, bool accumulate) {
   const float* px = x.is_meta() ? nullptr : data(x);
-  sum_rows(x, {{sums, accumulate}},
-           [&](float* partial, std::int64_t begin, std::int64_t end) { kernels::column_sums(px, partial, begin, end, width_of(x)); });
+  sum_rows(x, {{sums, accumulate}}, [&](float* partial, std::int64_t begin, std::int64_t end) {
+    kernels::column_sums(px, partial, begin, end, width_of(x));
+  });
 }
 
-void attention_forward(const AttentionParams& params, const at::Tensor& qkv, const at::Tensor& bias, at::Tensor y, at::Tensor softmax) {
+void attention_forward(const AttentionParams& params, const at::Tensor& qkv, const at::Tensor& bias,
+                       at::Tensor y, at::Tensor softmax) {
   const kernels::AttentionCall call = make_call(params, qkv, bias);
-  const std::int64_t num_workers = num_workers_for(call), size = kernels::attention_forward_scratch(call.length, call.head_size);
+  const std::int64_t num_workers = num_workers_for(call),
+                     size = kernels::attention_forward_scratch(call.length, call.head_size);
   const at::Tensor scratch = make_floats({num_workers, size}, qkv);
   if (qkv.is_meta() || qkv.numel() == 0) return;
   float *base = data(scratch), *py = data(y), *ps = data(softmax);
   for_items(call.num_samples * call.num_heads, num_workers,
-            [&](std::int64_t item, std::int64_t worker) { kernels::attention_forward_head(call, py, ps, item, base + worker * size); });
+            [&](std::int64_t item, std::int64_t worker) {
+              kernels::attention_forward_head(call, py, ps, item, base + worker * size);
+            });
 }
 
-void attention_backward(const AttentionParams& params, const at::Tensor& qkv, const at::Tensor& bias, const at::Tensor& y,
-                        const at::Tensor& softmax, const at::Tensor& dy, at::Tensor dqkv) {
+void attention_backward(const AttentionParams& params, const at::Tensor& qkv,
+                        const at::Tensor& bias, const at::Tensor& y, const at::Tensor& softmax,
+                        const at::Tensor& dy, at::Tensor dqkv) {
   const kernels::AttentionCall call = make_call(params, qkv, bias);
-  const std::int64_t num_workers = num_workers_for(call), size = kernels::attention_backward_scratch(call.length, call.head_size);
+  const std::int64_t num_workers = num_workers_for(call),
+                     size = kernels::attention_backward_scratch(call.length, call.head_size);
   const at::Tensor scratch = make_floats({num_workers, size}, qkv);
   if (qkv.is_meta() || qkv.numel() == 0) return;
   const float *py = data(y), *ps = data(softmax), *pd = data(dy);
   float *base = data(scratch), *po = data(dqkv);
-  for_items(call.num_samples * call.num_heads, num_workers, [&](std::int64_t item, std::int64_t worker) {
-    kernels::attention_backward_head(call, py, ps, pd, po, item, base + worker * size);
-  });
+  for_items(call.num_samples * call.num_heads, num_workers,
+            [&](std::int64_t item, std::int64_t worker) {
+              kernels::attention_backward_head(call, py, ps, pd, po, item, base + worker * size);
+            });
 }
 
 }  // namespace headroom::ops

@@ -1,8 +1,9 @@
 #pragma once
 
-// Kernels on tensors: what kernels.h does to rows, done to whole tensors by all threads. Tensors are contiguous floats; an undefined or
-// empty tensor leaves out an optional part. On the meta device nothing is computed, so that a function built from these allocates the
-// same sizes there as on the CPU. Results do not depend on the number of threads.
+// Kernels on tensors: what kernels.h does to rows, done to whole tensors by all threads. Tensors
+// are contiguous floats; an undefined or empty tensor leaves out an optional part. On the meta
+// device nothing is computed, so that a function built from these allocates the same sizes there as
+// on the CPU. Results do not depend on the number of threads.
 
 #include "ops/kernels.h"
 
@@ -18,42 +19,49 @@ namespace headroom::ops {
 
 /// True when our kernels take a tensor like x: float on the CPU, or on the meta device.
 bool has_kernels(const at::Tensor& x);
-/// True when autocast is on for x's device. Products are then left to LibTorch, which makes them in half precision.
+/// True when autocast is on for x's device. Products are then left to LibTorch, which makes them in
+/// half precision.
 bool is_autocast(const at::Tensor& x);
-/// x for a kernel of the CPU, which computes in fp32 also under autocast: there, half precision is turned into it, and autograd turns the
-/// gradient back.
+/// x for a kernel of the CPU, which computes in fp32 also under autocast: there, half precision is
+/// turned into it, and autograd turns the gradient back.
 at::Tensor as_kernel_input(const at::Tensor& x);
 /// True when autograd will ask for a gradient of one of these.
 bool wants_grad(at::TensorList tensors);
-/// An undefined tensor as an empty one, which autograd functions can take; and whether a tensor is there.
+/// An undefined tensor as an empty one, which autograd functions can take; and whether a tensor is
+/// there.
 at::Tensor or_empty(const at::Tensor& tensor, const at::Tensor& like);
 inline bool present(const at::Tensor& tensor) { return tensor.defined() && tensor.numel() > 0; }
 
-/// Keeps a small tensor in `saved_data`, where it stays exact: what autograd saves may be rounded, and an error in a row's mean, deviation
-/// or log-sum would be one in every element of the row. An undefined tensor is undefined when taken.
+/// Keeps a small tensor in `saved_data`, where it stays exact: what autograd saves may be rounded,
+/// and an error in a row's mean, deviation or log-sum would be one in every element of the row. An
+/// undefined tensor is undefined when taken.
 using SavedData = ska::flat_hash_map<std::string, c10::IValue>;
 void keep_exact(SavedData& saved_data, const char* name, const at::Tensor& tensor);
 at::Tensor take_exact(const SavedData& saved_data, const char* name);
-/// What keep_exact kept under `name`, which is then kept no longer; undefined when there is nothing.
+/// What keep_exact kept under `name`, which is then kept no longer; undefined when there is
+/// nothing.
 at::Tensor take_out(SavedData& saved_data, const char* name);
-/// True when a tensor of `num_elements` floats is kept as `type`. An op then keeps it so itself, and turns it back piece by piece or into
-/// memory that it reuses, where autograd would turn back the whole.
+/// True when a tensor of `num_elements` floats is kept as `type`. An op then keeps it so itself,
+/// and turns it back piece by piece or into memory that it reuses, where autograd would turn back
+/// the whole.
 bool keeps_half(std::optional<at::ScalarType> type, std::int64_t num_elements);
 /// Notes kept_type() for backward.
 void keep_type(SavedData& saved_data, std::optional<at::ScalarType> type);
-/// Rounds x, all or a part of a recomputed tensor of `num_elements`, as that would have been rounded if it had been kept.
+/// Rounds x, all or a part of a recomputed tensor of `num_elements`, as that would have been
+/// rounded if it had been kept.
 void round_as_kept(const SavedData& saved_data, const at::Tensor& x, std::int64_t num_elements);
 
 /// Floats of uninitialised memory like x.
 at::Tensor make_floats(at::IntArrayRef sizes, const at::Tensor& like);
 
-/// Draws the seed of one call from LibTorch's default CPU generator. p = 0 draws nothing. Throws ConfigError unless 0 <= p <= 1.
+/// Draws the seed of one call from LibTorch's default CPU generator. p = 0 draws nothing. Throws
+/// ConfigError unless 0 <= p <= 1.
 kernels::Dropout draw_dropout(double p);
 /// The same decisions from a kept seed.
 kernels::Dropout dropout_from_seed(double p, std::uint64_t seed);
 
-/// Where a backward writes the gradient of a parameter: straight into .grad where that is allowed (see direct_gradient.h), else into a new
-/// tensor that is returned to autograd.
+/// Where a backward writes the gradient of a parameter: straight into .grad where that is allowed
+/// (see direct_gradient.h), else into a new tensor that is returned to autograd.
 struct ParameterGrad {
   /// `needed` is false when autograd does not ask for it.
   ParameterGrad(const at::Tensor& parameter, bool needed);
@@ -74,21 +82,23 @@ void linear_grad_input(const at::Tensor& dy, const at::Tensor& w, at::Tensor dx)
 void linear_grad_weight(const at::Tensor& dy, const at::Tensor& x, at::Tensor dw, double beta);
 
 // Rows: x, y, dy, dx (n, width).
-void layer_norm_forward(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias, double eps, at::Tensor y, at::Tensor mean,
-                        at::Tensor rstd);
-void layer_norm_apply(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias, const at::Tensor& mean, const at::Tensor& rstd,
-                      at::Tensor y);
+void layer_norm_forward(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias,
+                        double eps, at::Tensor y, at::Tensor mean, at::Tensor rstd);
+void layer_norm_apply(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias,
+                      const at::Tensor& mean, const at::Tensor& rstd, at::Tensor y);
 /// dx = residual + gradient; dx may be dy.
-void layer_norm_backward(const at::Tensor& dy, const at::Tensor& x, const at::Tensor& mean, const at::Tensor& rstd,
-                         const at::Tensor& weight, const at::Tensor& residual, at::Tensor dx, const ParameterGrad& dweight,
+void layer_norm_backward(const at::Tensor& dy, const at::Tensor& x, const at::Tensor& mean,
+                         const at::Tensor& rstd, const at::Tensor& weight,
+                         const at::Tensor& residual, at::Tensor dx, const ParameterGrad& dweight,
                          const ParameterGrad& dbias);
 void bias_gelu_forward(GeluKind kind, const at::Tensor& h, const at::Tensor& bias, at::Tensor y);
-/// d becomes d * gelu'(h + bias); y (optional; may be h) becomes gelu(h + bias); dbias (optional) is written or added to.
-void bias_gelu_backward(GeluKind kind, const at::Tensor& h, const at::Tensor& bias, at::Tensor d, at::Tensor y, at::Tensor dbias,
-                        bool accumulate);
+/// d becomes d * gelu'(h + bias); y (optional; may be h) becomes gelu(h + bias); dbias (optional)
+/// is written or added to.
+void bias_gelu_backward(GeluKind kind, const at::Tensor& h, const at::Tensor& bias, at::Tensor d,
+                        at::Tensor y, at::Tensor dbias, bool accumulate);
 void add_bias(const at::Tensor& x, const at::Tensor& bias, at::Tensor y);
-void dropout_add(const kernels::Dropout& dropout, const at::Tensor& x, const at::Tensor& bias, const at::Tensor& residual, at::Tensor y,
-                 std::int64_t first_row = 0);
+void dropout_add(const kernels::Dropout& dropout, const at::Tensor& x, const at::Tensor& bias,
+                 const at::Tensor& residual, at::Tensor y, std::int64_t first_row = 0);
 /// sums = (accumulate ? sums : 0) + the sum of the rows.
 void column_sums(const at::Tensor& x, at::Tensor sums, bool accumulate);
 
@@ -100,9 +110,11 @@ struct AttentionParams {
   at::Tensor key_mask;  ///< (B, T) bool, contiguous; optional
 };
 /// qkv (B, T, 3C) without its bias -> y (B, T, C), softmax (B, H, 2, T) as kernels.h has it
-void attention_forward(const AttentionParams& params, const at::Tensor& qkv, const at::Tensor& bias, at::Tensor y, at::Tensor softmax);
+void attention_forward(const AttentionParams& params, const at::Tensor& qkv, const at::Tensor& bias,
+                       at::Tensor y, at::Tensor softmax);
 /// dqkv (B, T, 3C) is written; it may be qkv, since every head is read before it is written.
-void attention_backward(const AttentionParams& params, const at::Tensor& qkv, const at::Tensor& bias, const at::Tensor& y,
-                        const at::Tensor& softmax, const at::Tensor& dy, at::Tensor dqkv);
+void attention_backward(const AttentionParams& params, const at::Tensor& qkv,
+                        const at::Tensor& bias, const at::Tensor& y, const at::Tensor& softmax,
+                        const at::Tensor& dy, at::Tensor dqkv);
 
 }  // namespace headroom::ops

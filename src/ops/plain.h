@@ -1,6 +1,7 @@
 #pragma once
 
-// The same functions from LibTorch's own differentiable operations, for types and devices that our kernels do not take.
+// The same functions from LibTorch's own differentiable operations, for types and devices that our
+// kernels do not take.
 
 #include <headroom/ops/attention.h>
 #include <headroom/ops/cross_entropy.h>
@@ -8,11 +9,14 @@
 
 namespace headroom::ops {
 
-at::Tensor plain_attention(const at::Tensor& qkv, std::int64_t num_heads, bool causal, const at::Tensor& key_mask, double dropout_p);
-at::Tensor plain_layer_norm(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias, double eps);
+at::Tensor plain_attention(const at::Tensor& qkv, std::int64_t num_heads, bool causal,
+                           const at::Tensor& key_mask, double dropout_p);
+at::Tensor plain_layer_norm(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias,
+                            double eps);
 at::Tensor plain_gelu(const at::Tensor& x, GeluKind kind);
 at::Tensor plain_linear(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias);
-at::Tensor plain_linear_cross_entropy(const at::Tensor& hidden, const at::Tensor& weight, const at::Tensor& targets,
+at::Tensor plain_linear_cross_entropy(const at::Tensor& hidden, const at::Tensor& weight,
+                                      const at::Tensor& targets,
                                       const CrossEntropyOptions& options);
 
 }  // namespace headroom::ops

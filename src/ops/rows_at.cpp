@@ -1,4 +1,4 @@
-#include <headroom/ops/rows_at.h>
+#include "ops/rows_at.h"
 
 #include "core/parallel.h"
 #include "ops/once.h"
@@ -18,7 +18,8 @@ using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
 struct RowsAt : torch::autograd::Function<RowsAt> {
-  static at::Tensor forward(AutogradContext* ctx, const at::Tensor& x, const at::Tensor& positions) {
+  static at::Tensor forward(AutogradContext* ctx, const at::Tensor& x,
+                            const at::Tensor& positions) {
     const std::int64_t length = x.size(1), width = x.size(2), per_sample = positions.size(1);
     at::Tensor rows = ops::make_floats({positions.numel(), width}, x);
     ctx->save_for_backward({positions});
@@ -39,7 +40,8 @@ struct RowsAt : torch::autograd::Function<RowsAt> {
   static variable_list backward(AutogradContext* ctx, variable_list grads) {
     ops::check_differentiated_once("rows_at");
     const at::Tensor positions = ctx->get_saved_variables()[0], drows = grads[0].contiguous();
-    const std::int64_t num_samples = positions.size(0), per_sample = positions.size(1), length = ctx->saved_data["length"].toInt();
+    const std::int64_t num_samples = positions.size(0), per_sample = positions.size(1),
+                       length = ctx->saved_data["length"].toInt();
     const std::int64_t width = drows.size(1);
     at::Tensor dx = ops::make_floats({num_samples, length, width}, drows);
     if (dx.is_meta()) return {dx, {}};
@@ -48,7 +50,8 @@ struct RowsAt : torch::autograd::Function<RowsAt> {
     float* to = dx.data_ptr<float>();
     // A position may be there twice: one thread has all of a sample.
     parallel_for(0, num_samples, 1, [&](std::int64_t begin, std::int64_t end) {
-      std::memset(to + begin * length * width, 0, static_cast<std::size_t>((end - begin) * length * width) * sizeof(float));
+      std::memset(to + begin * length * width, 0,
+                  static_cast<std::size_t>((end - begin) * length * width) * sizeof(float));
       for (std::int64_t i = begin * per_sample; i < end * per_sample; ++i) {
         float* row = to + (i / per_sample * length + position[i]) * width;
         for (std::int64_t j = 0; j < width; ++j) row[j] += from[i * width + j];
@@ -65,7 +68,8 @@ at::Tensor rows_at(const at::Tensor& input, const at::Tensor& positions) {
   ops::check_sizes(positions, {x.size(0), positions.size(-1)}, "positions");
   ops::check_range(positions, x.size(1), 0, "position");
   if (!ops::has_kernels(x)) {
-    const at::Tensor index = positions.unsqueeze(2).expand({positions.size(0), positions.size(1), x.size(2)});
+    const at::Tensor index =
+        positions.unsqueeze(2).expand({positions.size(0), positions.size(1), x.size(2)});
     return x.gather(1, index).reshape({-1, x.size(2)});
   }
   return RowsAt::apply(x.contiguous(), positions.contiguous());

@@ -1,4 +1,5 @@
-// Vector words shared by the kernel files. Highway compiles it once per target, hence the guard of its own.
+// Vector words shared by the kernel files. Highway compiles it once per target, hence the guard of
+// its own.
 
 #if defined(HEADROOM_OPS_SIMD_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef HEADROOM_OPS_SIMD_INL_H_
@@ -24,7 +25,8 @@ using DU = hn::RebindToUnsigned<DF>;
 using VF = hn::Vec<DF>;
 using VU = hn::Vec<DU>;
 
-// Tails go through a small buffer: a masked load may touch memory beyond the end on targets without masks.
+// Tails go through a small buffer: a masked load may touch memory beyond the end on targets without
+// masks.
 HWY_INLINE VF LoadPart(DF d, const float* p, std::int64_t count) {
   HWY_ALIGN float buffer[16] = {};
   std::memcpy(buffer, p, static_cast<std::size_t>(count) * sizeof(float));
@@ -40,7 +42,8 @@ HWY_INLINE void StorePart(VF v, DF d, float* p, std::int64_t count) {
 HWY_INLINE float Sum(DF d, VF v) { return hn::GetLane(hn::SumOfLanes(d, v)); }
 HWY_INLINE float Largest(DF d, VF v) { return hn::GetLane(hn::MaxOfLanes(d, v)); }
 
-// e^x for x <= 88, to about one unit in the last place; 0 below -87, so that no denormal number slows what follows. NaN stays NaN.
+// e^x for x <= 88, to about one unit in the last place; 0 below -87, so that no denormal number
+// slows what follows. NaN stays NaN.
 HWY_INLINE VF Exp(DF d, VF x) {
   const DI di;
   const VF n = hn::Round(hn::Mul(x, hn::Set(d, 1.44269504088896341f)));
@@ -58,7 +61,8 @@ HWY_INLINE VF Exp(DF d, VF x) {
   return hn::IfThenZeroElse(hn::Lt(x, hn::Set(d, -87.0f)), scaled);
 }
 
-// Cumulative normal distribution and its derivative-related factor: gelu(x) = x * cdf, gelu'(x) = cdf + x * slope.
+// Cumulative normal distribution and its derivative-related factor: gelu(x) = x * cdf, gelu'(x) =
+// cdf + x * slope.
 HWY_INLINE void GeluExactParts(DF d, VF x, VF& cdf, VF& slope) {
   // Abramowitz and Stegun 7.1.26: its exponential is the density's too. Absolute error below 2e-7.
   const VF one = hn::Set(d, 1.0f);
@@ -87,7 +91,8 @@ HWY_INLINE void GeluTanhParts(DF d, VF x, VF& cdf, VF& slope) {
   slope = hn::Mul(hn::Mul(cdf, hn::Sub(one, cdf)), du);
 }
 
-// Random bits of element `column` of the row whose keys are given: the same on every target and for every order of work.
+// Random bits of element `column` of the row whose keys are given: the same on every target and for
+// every order of work.
 HWY_INLINE VU RandomBits(DU d, std::uint32_t key0, std::uint32_t key1, std::uint32_t column) {
   VU x = hn::Add(hn::Mul(hn::Iota(d, column), hn::Set(d, 0x9E3779B9u)), hn::Set(d, key0));
   x = hn::Xor(x, hn::ShiftRight<16>(x));
@@ -97,8 +102,10 @@ HWY_INLINE VU RandomBits(DU d, std::uint32_t key0, std::uint32_t key1, std::uint
   return hn::Xor(x, hn::ShiftRight<16>(x));
 }
 
-// `scale` where the element is kept and 0 where it is dropped; an element is kept when its bits reach `threshold`.
-HWY_INLINE VF KeepFactor(DF d, std::uint32_t key0, std::uint32_t key1, std::uint32_t column, std::uint32_t threshold, VF scale) {
+// `scale` where the element is kept and 0 where it is dropped; an element is kept when its bits
+// reach `threshold`.
+HWY_INLINE VF KeepFactor(DF d, std::uint32_t key0, std::uint32_t key1, std::uint32_t column,
+                         std::uint32_t threshold, VF scale) {
   const DU du;
   const DI di;
   // Unsigned comparison by flipping the sign bit, since every target has the signed one.

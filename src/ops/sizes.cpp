@@ -12,16 +12,22 @@ namespace headroom::ops {
 
 void check_sizes(const at::Tensor& tensor, at::IntArrayRef sizes, const char* what) {
   if (tensor.sizes() == sizes) return;
-  throw ConfigError(fmt::format("{} is ({}), but must be ({})", what, fmt::join(tensor.sizes(), ", "), fmt::join(sizes, ", ")));
+  throw ConfigError(fmt::format("{} is ({}), but must be ({})", what,
+                                fmt::join(tensor.sizes(), ", "), fmt::join(sizes, ", ")));
 }
 
-void check_attention_sizes(const at::Tensor& x, std::int64_t num_heads, std::int64_t num_parts, const AttentionOptions& options) {
-  if (x.dim() != 3) throw ConfigError(fmt::format("attention is given {} dimensions, but needs 3: (B, T, channels)", x.dim()));
+void check_attention_sizes(const at::Tensor& x, std::int64_t num_heads, std::int64_t num_parts,
+                           const AttentionOptions& options) {
+  if (x.dim() != 3)
+    throw ConfigError(
+        fmt::format("attention is given {} dimensions, but needs 3: (B, T, channels)", x.dim()));
   if (num_heads < 1 || x.size(2) % (num_parts * num_heads) != 0) {
-    throw ConfigError(fmt::format("{} channels cannot be shared by {} heads: give a multiple of {}", x.size(2), num_heads,
+    throw ConfigError(fmt::format("{} channels cannot be shared by {} heads: give a multiple of {}",
+                                  x.size(2), num_heads,
                                   num_parts * std::max<std::int64_t>(1, num_heads)));
   }
-  if (options.key_mask.defined() && options.key_lengths.defined()) throw ConfigError("give key_mask or key_lengths, not both");
+  if (options.key_mask.defined() && options.key_lengths.defined())
+    throw ConfigError("give key_mask or key_lengths, not both");
   if (options.key_mask.defined()) check_sizes(options.key_mask, {x.size(0), x.size(1)}, "key_mask");
   if (options.key_lengths.defined()) check_sizes(options.key_lengths, {x.size(0)}, "key_lengths");
 }
@@ -33,14 +39,16 @@ at::Tensor key_mask_of(const AttentionOptions& options, const at::Tensor& like) 
   return positions.unsqueeze(0).lt(options.key_lengths.unsqueeze(1)).to(like.device()).contiguous();
 }
 
-void check_range(const at::Tensor& indices, std::int64_t end, std::int64_t allowed, const char* what) {
+void check_range(const at::Tensor& indices, std::int64_t end, std::int64_t allowed,
+                 const char* what) {
   if (indices.is_meta() || !indices.is_cpu()) return;
   const at::Tensor flat = indices.contiguous();
   const std::int64_t* values = flat.data_ptr<std::int64_t>();
   for (std::int64_t i = 0; i < flat.numel(); ++i) {
     if ((values[i] < 0 || values[i] >= end) && values[i] != allowed) {
-      throw DataError(
-          fmt::format("{} {} at position {} is outside of [0, {}): does the data belong to this model?", what, values[i], i, end));
+      throw DataError(fmt::format(
+          "{} {} at position {} is outside of [0, {}): does the data belong to this model?", what,
+          values[i], i, end));
     }
   }
 }

@@ -6,16 +6,21 @@
 
 namespace headroom::ops {
 
-/// Throws ConfigError, with the sizes, unless x is (B, T, num_parts * num_heads * D) and the mask or the lengths fit it.
-void check_attention_sizes(const at::Tensor& x, std::int64_t num_heads, std::int64_t num_parts, const AttentionOptions& options);
+/// Throws ConfigError, with the sizes, unless x is (B, T, num_parts * num_heads * D) and the mask
+/// or the lengths fit it.
+void check_attention_sizes(const at::Tensor& x, std::int64_t num_heads, std::int64_t num_parts,
+                           const AttentionOptions& options);
 
-/// The keys that may be seen, (B, T) bool, contiguous, on the device of `like`; undefined when all may.
+/// The keys that may be seen, (B, T) bool, contiguous, on the device of `like`; undefined when all
+/// may.
 at::Tensor key_mask_of(const AttentionOptions& options, const at::Tensor& like);
 
 /// Throws ConfigError, naming `what`, unless the tensor has exactly these sizes.
 void check_sizes(const at::Tensor& tensor, at::IntArrayRef sizes, const char* what);
 
-/// Throws DataError, naming `what`, unless every element of the int64 tensor is in [0, end) or equal to `allowed`. Meta tensors pass.
-void check_range(const at::Tensor& indices, std::int64_t end, std::int64_t allowed, const char* what);
+/// Throws DataError, naming `what`, unless every element of the int64 tensor is in [0, end) or
+/// equal to `allowed`. Meta tensors pass.
+void check_range(const at::Tensor& indices, std::int64_t end, std::int64_t allowed,
+                 const char* what);
 
 }  // namespace headroom::ops

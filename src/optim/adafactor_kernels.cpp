@@ -83,7 +83,9 @@ double FactoredSquareSum(const Tile& tile, const float* gradient, const Factored
   double sum = 0;
   for (std::int64_t i = 0; i < tile.rows; ++i) {
     AddFactoredSquares body{hn::Set(D(), row_factor(moment, i)), hn::Zero(D())};
-    for_each_vector<0, 2>(tile.columns, {unwritten(gradient + i * tile.stride), unwritten(moment.column_factors)}, body);
+    for_each_vector<0, 2>(tile.columns,
+                          {unwritten(gradient + i * tile.stride), unwritten(moment.column_factors)},
+                          body);
     sum += static_cast<double>(sum_of(body.sum));
   }
   return sum;
@@ -96,7 +98,8 @@ struct Apply {
         scale(hn::Set(D(), step.scale)),
         beta1(hn::Set(D(), step.beta1)),
         one_minus_beta1(hn::Set(D(), 1.0f - step.beta1)) {}
-  /// Takes the update and the decay off at once: the parameter, by far the largest number here, is rounded once.
+  /// Takes the update and the decay off at once: the parameter, by far the largest number here, is
+  /// rounded once.
   HWY_INLINE void subtract(V update, float* parameter) const {
     const D d;
     const V p = hn::LoadU(d, parameter);
@@ -105,7 +108,8 @@ struct Apply {
   HWY_INLINE void plainly(V u, float* parameter) const { subtract(hn::Mul(scale, u), parameter); }
   HWY_INLINE void averaged(V u, float* parameter, float* exp_avg) const {
     const D d;
-    const V m = hn::MulAdd(beta1, hn::LoadU(d, exp_avg), hn::Mul(one_minus_beta1, hn::Mul(scale, u)));
+    const V m =
+        hn::MulAdd(beta1, hn::LoadU(d, exp_avg), hn::Mul(one_minus_beta1, hn::Mul(scale, u)));
     hn::StoreU(m, d, exp_avg);
     subtract(m, parameter);
   }
@@ -118,20 +122,26 @@ struct ApplyFactored {
     const D d;
     return hn::Mul(hn::LoadU(d, gradient), hn::Mul(row_factor, hn::LoadU(d, column_factors)));
   }
-  HWY_INLINE void operator()(const Pointers<3>& at) const { apply.plainly(update(at[1], at[2]), at[0]); }
-  HWY_INLINE void operator()(const Pointers<4>& at) const { apply.averaged(update(at[2], at[3]), at[0], at[1]); }
+  HWY_INLINE void operator()(const Pointers<3>& at) const {
+    apply.plainly(update(at[1], at[2]), at[0]);
+  }
+  HWY_INLINE void operator()(const Pointers<4>& at) const {
+    apply.averaged(update(at[2], at[3]), at[0], at[1]);
+  }
 };
 
-void FactoredUpdate(const AdafactorStep& step, const Tile& tile, const FactoredMoment& moment, float* parameter, const float* gradient,
-                    float* exp_avg) {
+void FactoredUpdate(const AdafactorStep& step, const Tile& tile, const FactoredMoment& moment,
+                    float* parameter, const float* gradient, float* exp_avg) {
   float* factors = unwritten(moment.column_factors);
   for (std::int64_t i = 0; i < tile.rows; ++i) {
     const ApplyFactored body{Apply(step), hn::Set(D(), row_factor(moment, i))};
     const std::int64_t at = i * tile.stride;
     if (exp_avg == nullptr) {
-      for_each_vector<1, 3>(tile.columns, {parameter + at, unwritten(gradient + at), factors}, body);
+      for_each_vector<1, 3>(tile.columns, {parameter + at, unwritten(gradient + at), factors},
+                            body);
     } else {
-      for_each_vector<2, 4>(tile.columns, {parameter + at, exp_avg + at, unwritten(gradient + at), factors}, body);
+      for_each_vector<2, 4>(
+          tile.columns, {parameter + at, exp_avg + at, unwritten(gradient + at), factors}, body);
     }
   }
 }
@@ -143,20 +153,24 @@ struct MoveFullMoment {
     const V g = hn::LoadU(d, at[1]);
     const V square = hn::MulAdd(g, g, eps);
     const V v = hn::MulAdd(beta2, hn::LoadU(d, at[0]), hn::Mul(one_minus_beta2, square));
-    // The padding of the last vector has g = 0 and v = (1 - beta2) * eps, which may be too small for a float: 0 / 0 must not count.
+    // The padding of the last vector has g = 0 and v = (1 - beta2) * eps, which may be too small
+    // for a float: 0 / 0 must not count.
     const V u = hn::IfThenElseZero(hn::Gt(v, hn::Zero(d)), hn::Div(g, hn::Sqrt(v)));
     sum = hn::MulAdd(u, u, sum);
     hn::StoreU(v, d, at[0]);
   }
 };
 
-double FullSquareSum(std::int64_t count, float beta2, float one_minus_beta2, float eps, const float* gradient, float* exp_avg_sq) {
+double FullSquareSum(std::int64_t count, float beta2, float one_minus_beta2, float eps,
+                     const float* gradient, float* exp_avg_sq) {
   const D d;
   constexpr std::int64_t kRun = 4096;
   double sum = 0;
   for (std::int64_t i = 0; i < count; i += kRun) {
-    MoveFullMoment body{hn::Set(d, beta2), hn::Set(d, one_minus_beta2), hn::Set(d, eps), hn::Zero(d)};
-    for_each_vector<1, 2>(std::min(kRun, count - i), {exp_avg_sq + i, unwritten(gradient + i)}, body);
+    MoveFullMoment body{hn::Set(d, beta2), hn::Set(d, one_minus_beta2), hn::Set(d, eps),
+                        hn::Zero(d)};
+    for_each_vector<1, 2>(std::min(kRun, count - i), {exp_avg_sq + i, unwritten(gradient + i)},
+                          body);
     sum += static_cast<double>(sum_of(body.sum));
   }
   return sum;
@@ -169,17 +183,22 @@ struct ApplyFull {
     const V v = hn::LoadU(d, exp_avg_sq);
     return hn::IfThenElseZero(hn::Gt(v, hn::Zero(d)), hn::Div(hn::LoadU(d, gradient), hn::Sqrt(v)));
   }
-  HWY_INLINE void operator()(const Pointers<3>& at) const { apply.plainly(update(at[1], at[2]), at[0]); }
-  HWY_INLINE void operator()(const Pointers<4>& at) const { apply.averaged(update(at[2], at[3]), at[0], at[1]); }
+  HWY_INLINE void operator()(const Pointers<3>& at) const {
+    apply.plainly(update(at[1], at[2]), at[0]);
+  }
+  HWY_INLINE void operator()(const Pointers<4>& at) const {
+    apply.averaged(update(at[2], at[3]), at[0], at[1]);
+  }
 };
 
-void FullUpdate(const AdafactorStep& step, std::int64_t count, float* parameter, const float* gradient, const float* exp_avg_sq,
-                float* exp_avg) {
+void FullUpdate(const AdafactorStep& step, std::int64_t count, float* parameter,
+                const float* gradient, const float* exp_avg_sq, float* exp_avg) {
   const ApplyFull body{Apply(step)};
   if (exp_avg == nullptr) {
     for_each_vector<1, 3>(count, {parameter, unwritten(gradient), unwritten(exp_avg_sq)}, body);
   } else {
-    for_each_vector<2, 4>(count, {parameter, exp_avg, unwritten(gradient), unwritten(exp_avg_sq)}, body);
+    for_each_vector<2, 4>(count, {parameter, exp_avg, unwritten(gradient), unwritten(exp_avg_sq)},
+                          body);
   }
 }
 
@@ -196,7 +215,9 @@ HWY_EXPORT(FactoredUpdate);
 HWY_EXPORT(FullSquareSum);
 HWY_EXPORT(FullUpdate);
 
-double square_sum(std::int64_t count, const float* values) { return HWY_DYNAMIC_DISPATCH(SquareSum)(count, values); }
+double square_sum(std::int64_t count, const float* values) {
+  return HWY_DYNAMIC_DISPATCH(SquareSum)(count, values);
+}
 
 void add_square_sums(const Tile& tile, const float* gradient, float* row_sums, float* column_sums) {
   HWY_DYNAMIC_DISPATCH(AddSquareSums)(tile, gradient, row_sums, column_sums);
@@ -210,17 +231,19 @@ double factored_square_sum(const Tile& tile, const float* gradient, const Factor
   return HWY_DYNAMIC_DISPATCH(FactoredSquareSum)(tile, gradient, moment);
 }
 
-void factored_update(const AdafactorStep& step, const Tile& tile, const FactoredMoment& moment, float* parameter, const float* gradient,
-                     float* exp_avg) {
+void factored_update(const AdafactorStep& step, const Tile& tile, const FactoredMoment& moment,
+                     float* parameter, const float* gradient, float* exp_avg) {
   HWY_DYNAMIC_DISPATCH(FactoredUpdate)(step, tile, moment, parameter, gradient, exp_avg);
 }
 
-double full_square_sum(std::int64_t count, float beta2, float one_minus_beta2, float eps, const float* gradient, float* exp_avg_sq) {
-  return HWY_DYNAMIC_DISPATCH(FullSquareSum)(count, beta2, one_minus_beta2, eps, gradient, exp_avg_sq);
+double full_square_sum(std::int64_t count, float beta2, float one_minus_beta2, float eps,
+                       const float* gradient, float* exp_avg_sq) {
+  return HWY_DYNAMIC_DISPATCH(FullSquareSum)(count, beta2, one_minus_beta2, eps, gradient,
+                                             exp_avg_sq);
 }
 
-void full_update(const AdafactorStep& step, std::int64_t count, float* parameter, const float* gradient, const float* exp_avg_sq,
-                 float* exp_avg) {
+void full_update(const AdafactorStep& step, std::int64_t count, float* parameter,
+                 const float* gradient, const float* exp_avg_sq, float* exp_avg) {
   HWY_DYNAMIC_DISPATCH(FullUpdate)(step, count, parameter, gradient, exp_avg_sq, exp_avg);
 }
 }  // namespace headroom::optim_kernels

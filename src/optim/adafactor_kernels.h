@@ -37,13 +37,14 @@ void inverse_roots(std::int64_t count, const float* moments, float* factors);
 /// The sum of squares of u over the tile.
 double factored_square_sum(const Tile& tile, const float* gradient, const FactoredMoment& moment);
 /// Updates the tile's parameters; `exp_avg` is null without a first moment.
-void factored_update(const AdafactorStep& step, const Tile& tile, const FactoredMoment& moment, float* parameter, const float* gradient,
-                     float* exp_avg);
+void factored_update(const AdafactorStep& step, const Tile& tile, const FactoredMoment& moment,
+                     float* parameter, const float* gradient, float* exp_avg);
 
-/// For parameters with a full second moment: moves it to beta2 * old + (1 - beta2) * (gradient^2 + eps), and returns the sum of squares of
-/// u.
-double full_square_sum(std::int64_t count, float beta2, float one_minus_beta2, float eps, const float* gradient, float* exp_avg_sq);
-void full_update(const AdafactorStep& step, std::int64_t count, float* parameter, const float* gradient, const float* exp_avg_sq,
-                 float* exp_avg);
+/// For parameters with a full second moment: moves it to beta2 * old + (1 - beta2) * (gradient^2 +
+/// eps), and returns the sum of squares of u.
+double full_square_sum(std::int64_t count, float beta2, float one_minus_beta2, float eps,
+                       const float* gradient, float* exp_avg_sq);
+void full_update(const AdafactorStep& step, std::int64_t count, float* parameter,
+                 const float* gradient, const float* exp_avg_sq, float* exp_avg);
 
 }  // namespace headroom::optim_kernels

@@ -1,9 +1,9 @@
-#include "headroom/optim/adam.h"
+#include "optim/adam.h"
 
 #include <ATen/ATen.h>
 #include <fmt/format.h>
 
-#include "headroom/core/error.h"
+#include <headroom/core/error.h>
 #include "optim/adam_step.h"
 #include "optim/dense_floats.h"
 #include "optim/options_as.h"
@@ -13,13 +13,16 @@ namespace headroom {
 namespace {
 
 template <typename Options>
-void update_plainly(at::Tensor& parameter, const at::Tensor& gradient, AdamParamState& state, const Options& options, bool decoupled) {
+void update_plainly(at::Tensor& parameter, const at::Tensor& gradient, AdamParamState& state,
+                    const Options& options, bool decoupled) {
   const auto [beta1, beta2] = options.betas();
   const double bias1 = 1 - std::pow(beta1, static_cast<double>(state.step()));
   const double bias2 = 1 - std::pow(beta2, static_cast<double>(state.step()));
   at::Tensor g = gradient;
-  if (options.weight_decay() != 0 && decoupled) parameter.mul_(1 - options.lr() * options.weight_decay());
-  if (options.weight_decay() != 0 && !decoupled) g = gradient.add(parameter, options.weight_decay());
+  if (options.weight_decay() != 0 && decoupled)
+    parameter.mul_(1 - options.lr() * options.weight_decay());
+  if (options.weight_decay() != 0 && !decoupled)
+    g = gradient.add(parameter, options.weight_decay());
   state.exp_avg().mul_(beta1).add_(g, 1 - beta1);
   state.exp_avg_sq().mul_(beta2).addcmul_(g, g, 1 - beta2);
   const at::Tensor denominator = (state.exp_avg_sq().sqrt() / std::sqrt(bias2)).add_(options.eps());
@@ -27,12 +30,14 @@ void update_plainly(at::Tensor& parameter, const at::Tensor& gradient, AdamParam
 }
 
 template <typename Options>
-void update_adam(at::Tensor& parameter, const at::Tensor& gradient, AdamParamState& state, const Options& options, bool decoupled) {
+void update_adam(at::Tensor& parameter, const at::Tensor& gradient, AdamParamState& state,
+                 const Options& options, bool decoupled) {
   state.step(state.step() + 1);
   if (!are_dense_floats({&parameter, &gradient, &state.exp_avg(), &state.exp_avg_sq()})) {
     return update_plainly(parameter, gradient, state, options, decoupled);
   }
-  const auto step = adam_step(options.lr(), options.betas(), options.eps(), options.weight_decay(), decoupled, state.step());
+  const auto step = adam_step(options.lr(), options.betas(), options.eps(), options.weight_decay(),
+                              decoupled, state.step());
   float* p = parameter.data_ptr<float>();
   const float* g = gradient.data_ptr<float>();
   float* m = state.exp_avg().template data_ptr<float>();
@@ -56,14 +61,21 @@ std::vector<torch::optim::OptimizerParamGroup> one_group(std::vector<at::Tensor>
 
 }  // namespace
 
-void check_adam_numbers(double lr, const std::tuple<double, double>& betas, double eps, double weight_decay, bool amsgrad) {
-  if (!(lr >= 0)) throw ConfigError(fmt::format("the learning rate must be at least 0, not {}", lr));
+void check_adam_numbers(double lr, const std::tuple<double, double>& betas, double eps,
+                        double weight_decay, bool amsgrad) {
+  if (!(lr >= 0))
+    throw ConfigError(fmt::format("the learning rate must be at least 0, not {}", lr));
   if (!(eps >= 0)) throw ConfigError(fmt::format("eps must be at least 0, not {}", eps));
   for (const double beta : {std::get<0>(betas), std::get<1>(betas)}) {
-    if (!(beta >= 0 && beta < 1)) throw ConfigError(fmt::format("betas must be at least 0 and below 1, not {}", beta));
+    if (!(beta >= 0 && beta < 1))
+      throw ConfigError(fmt::format("betas must be at least 0 and below 1, not {}", beta));
   }
-  if (!(weight_decay >= 0)) throw ConfigError(fmt::format("the weight decay must be at least 0, not {}", weight_decay));
-  if (amsgrad) throw ConfigError("amsgrad is not offered: it keeps a third state of 4 bytes per parameter; use torch::optim for it");
+  if (!(weight_decay >= 0))
+    throw ConfigError(fmt::format("the weight decay must be at least 0, not {}", weight_decay));
+  if (amsgrad)
+    throw ConfigError(
+        "amsgrad is not offered: it keeps a third state of 4 bytes per parameter; use torch::optim "
+        "for it");
 }
 
 Adam::Adam(std::vector<torch::optim::OptimizerParamGroup> param_groups, AdamOptions defaults)
@@ -72,22 +84,28 @@ Adam::Adam(std::vector<torch::optim::OptimizerParamGroup> param_groups, AdamOpti
   check_all_options();
 }
 
-Adam::Adam(std::vector<at::Tensor> parameters, AdamOptions defaults) : Adam(one_group(std::move(parameters)), std::move(defaults)) {}
+Adam::Adam(std::vector<at::Tensor> parameters, AdamOptions defaults)
+    : Adam(one_group(std::move(parameters)), std::move(defaults)) {}
 
 void Adam::check_options(const torch::optim::OptimizerOptions& base) const {
   const auto& options = options_as<AdamOptions>(base, *this);
-  check_adam_numbers(options.lr(), options.betas(), options.eps(), options.weight_decay(), options.amsgrad());
+  check_adam_numbers(options.lr(), options.betas(), options.eps(), options.weight_decay(),
+                     options.amsgrad());
 }
 
-std::unique_ptr<LeanParamState> Adam::make_state(const at::Tensor& like, const torch::optim::OptimizerOptions& /*options*/) const {
+std::unique_ptr<LeanParamState> Adam::make_state(
+    const at::Tensor& like, const torch::optim::OptimizerOptions& /*options*/) const {
   return make_adam_state(like);
 }
 
-std::unique_ptr<LeanParamState> Adam::make_empty_state() const { return std::make_unique<AdamParamState>(); }
+std::unique_ptr<LeanParamState> Adam::make_empty_state() const {
+  return std::make_unique<AdamParamState>();
+}
 
 void Adam::update(at::Tensor& parameter, const at::Tensor& gradient, LeanParamState& state,
                   const torch::optim::OptimizerOptions& options) const {
-  update_adam(parameter, gradient, static_cast<AdamParamState&>(state), static_cast<const AdamOptions&>(options), /*decoupled=*/false);
+  update_adam(parameter, gradient, static_cast<AdamParamState&>(state),
+              static_cast<const AdamOptions&>(options), /*decoupled=*/false);
 }
 
 AdamW::AdamW(std::vector<torch::optim::OptimizerParamGroup> param_groups, AdamWOptions defaults)
@@ -96,22 +114,28 @@ AdamW::AdamW(std::vector<torch::optim::OptimizerParamGroup> param_groups, AdamWO
   check_all_options();
 }
 
-AdamW::AdamW(std::vector<at::Tensor> parameters, AdamWOptions defaults) : AdamW(one_group(std::move(parameters)), std::move(defaults)) {}
+AdamW::AdamW(std::vector<at::Tensor> parameters, AdamWOptions defaults)
+    : AdamW(one_group(std::move(parameters)), std::move(defaults)) {}
 
 void AdamW::check_options(const torch::optim::OptimizerOptions& base) const {
   const auto& options = options_as<AdamWOptions>(base, *this);
-  check_adam_numbers(options.lr(), options.betas(), options.eps(), options.weight_decay(), options.amsgrad());
+  check_adam_numbers(options.lr(), options.betas(), options.eps(), options.weight_decay(),
+                     options.amsgrad());
 }
 
-std::unique_ptr<LeanParamState> AdamW::make_state(const at::Tensor& like, const torch::optim::OptimizerOptions& /*options*/) const {
+std::unique_ptr<LeanParamState> AdamW::make_state(
+    const at::Tensor& like, const torch::optim::OptimizerOptions& /*options*/) const {
   return make_adam_state(like);
 }
 
-std::unique_ptr<LeanParamState> AdamW::make_empty_state() const { return std::make_unique<AdamParamState>(); }
+std::unique_ptr<LeanParamState> AdamW::make_empty_state() const {
+  return std::make_unique<AdamParamState>();
+}
 
 void AdamW::update(at::Tensor& parameter, const at::Tensor& gradient, LeanParamState& state,
                    const torch::optim::OptimizerOptions& options) const {
-  update_adam(parameter, gradient, static_cast<AdamParamState&>(state), static_cast<const AdamWOptions&>(options), /*decoupled=*/true);
+  update_adam(parameter, gradient, static_cast<AdamParamState&>(state),
+              static_cast<const AdamWOptions&>(options), /*decoupled=*/true);
 }
 
 }  // namespace headroom

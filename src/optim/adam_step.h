@@ -8,9 +8,11 @@
 
 namespace headroom {
 
-/// The numbers of update `step` (from 1), computed in double as LibTorch does. Weight decay goes to the gradient or to the parameter.
-inline optim_kernels::AdamStep adam_step(double lr, const std::tuple<double, double>& betas, double eps, double weight_decay,
-                                         bool decoupled, std::int64_t step) {
+/// The numbers of update `step` (from 1), computed in double as LibTorch does. Weight decay goes to
+/// the gradient or to the parameter.
+inline optim_kernels::AdamStep adam_step(double lr, const std::tuple<double, double>& betas,
+                                         double eps, double weight_decay, bool decoupled,
+                                         std::int64_t step) {
   const auto [beta1, beta2] = betas;
   const double bias1 = 1 - std::pow(beta1, static_cast<double>(step));
   const double bias2 = 1 - std::pow(beta2, static_cast<double>(step));
@@ -28,6 +30,7 @@ inline optim_kernels::AdamStep adam_step(double lr, const std::tuple<double, dou
 }
 
 /// Throws ConfigError on numbers that Adam cannot work with, and on amsgrad.
-void check_adam_numbers(double lr, const std::tuple<double, double>& betas, double eps, double weight_decay, bool amsgrad);
+void check_adam_numbers(double lr, const std::tuple<double, double>& betas, double eps,
+                        double weight_decay, bool amsgrad);
 
 }  // namespace headroom

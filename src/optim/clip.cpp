@@ -14,10 +14,12 @@
 namespace headroom {
 namespace {
 
-// Partial sums are per chunk of fixed size, and added up in the order of the chunks: the result is the same for any number of threads.
+// Partial sums are per chunk of fixed size, and added up in the order of the chunks: the result is
+// the same for any number of threads.
 constexpr std::int64_t kChunk = 1 << 15;
 
-/// The values of a gradient as a dense tensor whose memory can be read from front to back. Order does not matter here.
+/// The values of a gradient as a dense tensor whose memory can be read from front to back. Order
+/// does not matter here.
 at::Tensor dense_values(const at::Tensor& gradient) {
   if (gradient.is_sparse()) return gradient.coalesce()._values().contiguous();
   return gradient.is_non_overlapping_and_dense() ? gradient : gradient.contiguous();
@@ -47,15 +49,16 @@ double cpu_sum_of_squares(const at::Tensor& values, double scale) {
   const std::int64_t size = values.numel();
   const std::int64_t num_chunks = (size + kChunk - 1) / kChunk;
   std::vector<double> partial(num_chunks, 0.0);
-  AT_DISPATCH_FLOATING_TYPES_AND2(at::kHalf, at::kBFloat16, values.scalar_type(), "headroom::global_norm", [&] {
-    const scalar_t* data = values.data_ptr<scalar_t>();
-    parallel_for(0, num_chunks, 1, [&](std::int64_t begin, std::int64_t end) {
-      for (std::int64_t chunk = begin; chunk < end; ++chunk) {
-        const std::int64_t start = chunk * kChunk;
-        partial[chunk] = sum_of_squares(data + start, std::min(kChunk, size - start), scale);
-      }
-    });
-  });
+  AT_DISPATCH_FLOATING_TYPES_AND2(
+      at::kHalf, at::kBFloat16, values.scalar_type(), "headroom::global_norm", [&] {
+        const scalar_t* data = values.data_ptr<scalar_t>();
+        parallel_for(0, num_chunks, 1, [&](std::int64_t begin, std::int64_t end) {
+          for (std::int64_t chunk = begin; chunk < end; ++chunk) {
+            const std::int64_t start = chunk * kChunk;
+            partial[chunk] = sum_of_squares(data + start, std::min(kChunk, size - start), scale);
+          }
+        });
+      });
   double sum = 0;
   for (const double chunk_sum : partial) sum += chunk_sum;
   return sum;
@@ -82,10 +85,13 @@ bool all_finite(const at::Tensor& gradient) {
   const at::Tensor values = dense_values(gradient);
   if (!values.is_cpu()) return values.isfinite().all().item<bool>();
   bool finite = true;
-  AT_DISPATCH_FLOATING_TYPES_AND2(at::kHalf, at::kBFloat16, values.scalar_type(), "headroom::all_finite", [&] {
-    const scalar_t* data = values.data_ptr<scalar_t>();
-    finite = std::all_of(data, data + values.numel(), [](scalar_t value) { return std::isfinite(static_cast<double>(value)); });
-  });
+  AT_DISPATCH_FLOATING_TYPES_AND2(
+      at::kHalf, at::kBFloat16, values.scalar_type(), "headroom::all_finite", [&] {
+        const scalar_t* data = values.data_ptr<scalar_t>();
+        finite = std::all_of(data, data + values.numel(), [](scalar_t value) {
+          return std::isfinite(static_cast<double>(value));
+        });
+      });
   return finite;
 }
 
@@ -93,12 +99,14 @@ bool all_finite(const at::Tensor& gradient) {
 
 double global_norm(const std::vector<at::Tensor>& gradients) {
   const double norm = scaled_norm(gradients, 1.0);
-  // Squares of doubles overflow from 1e154 on although the gradients are finite; scaled down by a power of two they do not.
+  // Squares of doubles overflow from 1e154 on although the gradients are finite; scaled down by a
+  // power of two they do not.
   return std::isfinite(norm) ? norm : scaled_norm(gradients, std::ldexp(1.0, -600));
 }
 
 double clip_factor(double norm, double max_norm) {
-  if (std::isnan(max_norm)) throw ConfigError("the largest gradient norm (max_grad_norm) is not a number");
+  if (std::isnan(max_norm))
+    throw ConfigError("the largest gradient norm (max_grad_norm) is not a number");
   if (max_norm <= 0 || !std::isfinite(norm)) return 1.0;
   return std::min(1.0, max_norm / (norm + 1e-6));
 }
@@ -114,7 +122,8 @@ double clip_global_norm(const std::vector<at::Tensor>& gradients, double max_nor
   return norm;
 }
 
-std::optional<std::string> first_non_finite(const std::vector<std::pair<std::string, at::Tensor>>& named_gradients) {
+std::optional<std::string> first_non_finite(
+    const std::vector<std::pair<std::string, at::Tensor>>& named_gradients) {
   for (const auto& [name, gradient] : named_gradients) {
     if (gradient.defined() && !all_finite(gradient)) return name;
   }

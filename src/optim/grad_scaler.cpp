@@ -1,4 +1,4 @@
-#include "headroom/optim/grad_scaler.h"
+#include <headroom/optim/grad_scaler.h>
 
 #include <ATen/ATen.h>
 #include <fmt/format.h>
@@ -7,7 +7,7 @@
 #include <atomic>
 #include <cmath>
 
-#include "headroom/core/error.h"
+#include <headroom/core/error.h>
 #include "optim/dense_floats.h"
 #include "optim/update_kernels.h"
 
@@ -35,20 +35,29 @@ GradScaler::GradScaler(const GradScalerOptions& options)
     : options_(options), scale_(options.enabled ? static_cast<float>(options.init_scale) : 1.0f) {
   if (!options.enabled) return;
   if (!(options.init_scale > 0) || !std::isfinite(scale_)) {
-    throw ConfigError(fmt::format("init_scale must be a positive number, not {}", options.init_scale));
+    throw ConfigError(
+        fmt::format("init_scale must be a positive number, not {}", options.init_scale));
   }
-  if (!(options.growth_factor > 1)) throw ConfigError(fmt::format("growth_factor must be above 1, not {}", options.growth_factor));
+  if (!(options.growth_factor > 1))
+    throw ConfigError(fmt::format("growth_factor must be above 1, not {}", options.growth_factor));
   if (!(options.backoff_factor > 0 && options.backoff_factor < 1)) {
-    throw ConfigError(fmt::format("backoff_factor must be between 0 and 1, not {}", options.backoff_factor));
+    throw ConfigError(
+        fmt::format("backoff_factor must be between 0 and 1, not {}", options.backoff_factor));
   }
-  if (options.growth_interval <= 0) throw ConfigError(fmt::format("growth_interval must be above 0, not {}", options.growth_interval));
+  if (options.growth_interval <= 0)
+    throw ConfigError(
+        fmt::format("growth_interval must be above 0, not {}", options.growth_interval));
 }
 
-at::Tensor GradScaler::scale(const at::Tensor& loss) const { return options_.enabled ? loss * static_cast<double>(scale_) : loss; }
+at::Tensor GradScaler::scale(const at::Tensor& loss) const {
+  return options_.enabled ? loss * static_cast<double>(scale_) : loss;
+}
 
 bool GradScaler::unscale(const std::vector<at::Tensor>& gradients) {
   if (!options_.enabled) return true;
-  if (unscaled_) throw Error(ExitCode::kInternal, "GradScaler::unscale() was called twice in one update; call update() in between");
+  if (unscaled_)
+    throw Error(ExitCode::kInternal,
+                "GradScaler::unscale() was called twice in one update; call update() in between");
   torch::NoGradGuard no_grad;
   const auto factor = static_cast<float>(1.0 / static_cast<double>(scale_));
   bool finite = true;
@@ -70,7 +79,8 @@ bool GradScaler::unscale(torch::optim::Optimizer& optimizer) {
 
 void GradScaler::update() {
   if (!options_.enabled) return;
-  if (!unscaled_) throw Error(ExitCode::kInternal, "GradScaler::update() was called without unscale() before it");
+  if (!unscaled_)
+    throw Error(ExitCode::kInternal, "GradScaler::update() was called without unscale() before it");
   unscaled_ = false;
   if (overflow_) {
     scale_ = static_cast<float>(static_cast<double>(scale_) * options_.backoff_factor);
@@ -85,7 +95,8 @@ void GradScaler::update() {
 
 void GradScaler::restore(const GradScalerState& state) {
   if (!(state.scale > 0) || !std::isfinite(state.scale)) {
-    throw SnapshotError(fmt::format("the saved loss scale is {}, not a positive number", state.scale));
+    throw SnapshotError(
+        fmt::format("the saved loss scale is {}, not a positive number", state.scale));
   }
   scale_ = static_cast<float>(state.scale);
   growth_tracker_ = state.growth_tracker;

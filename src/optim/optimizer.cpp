@@ -1,4 +1,4 @@
-#include "headroom/optim/optimizer.h"
+#include <headroom/optim/optimizer.h>
 
 #include <ATen/ATen.h>
 #include <fmt/format.h>
@@ -6,12 +6,13 @@
 
 #include <type_traits>
 
-#include "headroom/core/error.h"
+#include <headroom/core/error.h>
 
 namespace headroom {
 namespace {
 
-/// LibTorch keys states by the address of the parameter: as text in 1.13, as a pointer in later versions.
+/// LibTorch keys states by the address of the parameter: as text in 1.13, as a pointer in later
+/// versions.
 template <typename Key>
 Key state_key(const at::Tensor& parameter) {
   if constexpr (std::is_same_v<Key, std::string>) {
@@ -22,23 +23,30 @@ Key state_key(const at::Tensor& parameter) {
 }
 
 std::string describe(const at::Tensor& tensor) {
-  return fmt::format("{} of sizes [{}]", c10::toString(tensor.scalar_type()), fmt::join(tensor.sizes(), ", "));
+  return fmt::format("{} of sizes [{}]", c10::toString(tensor.scalar_type()),
+                     fmt::join(tensor.sizes(), ", "));
 }
 
-void check_same_tensors(const LeanParamState& expected, const LeanParamState& found, std::size_t group, std::size_t parameter) {
+void check_same_tensors(const LeanParamState& expected, const LeanParamState& found,
+                        std::size_t group, std::size_t parameter) {
   const auto want = expected.tensors();
   const auto have = found.tensors();
-  const auto where = fmt::format("the saved optimizer state of parameter {} in group {}", parameter, group);
-  if (want.size() != have.size()) throw SnapshotError(fmt::format("{} has {} tensors, expected {}", where, have.size(), want.size()));
+  const auto where =
+      fmt::format("the saved optimizer state of parameter {} in group {}", parameter, group);
+  if (want.size() != have.size())
+    throw SnapshotError(
+        fmt::format("{} has {} tensors, expected {}", where, have.size(), want.size()));
   for (std::size_t i = 0; i < want.size(); ++i) {
     if (want[i].sizes() != have[i].sizes() || want[i].scalar_type() != have[i].scalar_type()) {
-      throw SnapshotError(fmt::format("{} is {}, expected {}: it belongs to another model", where, describe(have[i]), describe(want[i])));
+      throw SnapshotError(fmt::format("{} is {}, expected {}: it belongs to another model", where,
+                                      describe(have[i]), describe(want[i])));
     }
   }
 }
 
 at::Tensor meta_like(const at::Tensor& parameter) {
-  return at::empty_strided(parameter.sizes(), parameter.strides(), parameter.options().device(at::kMeta).requires_grad(false));
+  return at::empty_strided(parameter.sizes(), parameter.strides(),
+                           parameter.options().device(at::kMeta).requires_grad(false));
 }
 
 }  // namespace
@@ -60,7 +68,8 @@ torch::Tensor LeanOptimizer::step(LossClosure closure) {
   }
   for (auto& group : param_groups_) {
     for (auto& parameter : group.params()) {
-      if (parameter.grad().defined()) update(parameter, parameter.grad(), *find_state(parameter), group.options());
+      if (parameter.grad().defined())
+        update(parameter, parameter.grad(), *find_state(parameter), group.options());
     }
   }
   return loss;
@@ -112,7 +121,8 @@ void LeanOptimizer::save(torch::serialize::OutputArchive& archive) const {
     torch::serialize::OutputArchive options_archive(archive.compilation_unit());
     group.options().serialize(options_archive);
     group_archive.write("options", options_archive);
-    group_archive.write("num_parameters", c10::IValue(static_cast<std::int64_t>(group.params().size())));
+    group_archive.write("num_parameters",
+                        c10::IValue(static_cast<std::int64_t>(group.params().size())));
     for (std::size_t j = 0; j < group.params().size(); ++j) {
       const LeanParamState* state = find_state(group.params()[j]);
       if (state == nullptr) continue;
@@ -128,12 +138,14 @@ void LeanOptimizer::load(torch::serialize::InputArchive& archive) {
   torch::NoGradGuard no_grad;
   c10::IValue value;
   if (!archive.try_read("optimizer", value) || !value.isString() || value.toStringRef() != name()) {
-    throw SnapshotError(
-        fmt::format("the saved optimizer is {}, not {}", value.isString() ? value.toStringRef() : "of another kind", name()));
+    throw SnapshotError(fmt::format("the saved optimizer is {}, not {}",
+                                    value.isString() ? value.toStringRef() : "of another kind",
+                                    name()));
   }
   archive.read("num_groups", value);
   if (value.toInt() != static_cast<std::int64_t>(param_groups_.size())) {
-    throw SnapshotError(fmt::format("the saved optimizer has {} parameter groups, this one {}", value.toInt(), param_groups_.size()));
+    throw SnapshotError(fmt::format("the saved optimizer has {} parameter groups, this one {}",
+                                    value.toInt(), param_groups_.size()));
   }
   struct Loaded {
     std::unique_ptr<torch::optim::OptimizerOptions> options;
@@ -150,7 +162,8 @@ void LeanOptimizer::load(torch::serialize::InputArchive& archive) {
     loaded[i].options->serialize(options_archive);
     group_archive.read("num_parameters", value);
     if (value.toInt() != static_cast<std::int64_t>(parameters.size())) {
-      throw SnapshotError(fmt::format("group {} of the saved optimizer has {} parameters, here {}", i, value.toInt(), parameters.size()));
+      throw SnapshotError(fmt::format("group {} of the saved optimizer has {} parameters, here {}",
+                                      i, value.toInt(), parameters.size()));
     }
     loaded[i].states.resize(parameters.size());
     for (std::size_t j = 0; j < parameters.size(); ++j) {
@@ -158,7 +171,8 @@ void LeanOptimizer::load(torch::serialize::InputArchive& archive) {
       if (!group_archive.try_read(fmt::format("state_{}", j), state_archive)) continue;
       loaded[i].states[j] = make_empty_state();
       loaded[i].states[j]->serialize(state_archive);
-      check_same_tensors(*make_state(meta_like(parameters[j]), *loaded[i].options), *loaded[i].states[j], i, j);
+      check_same_tensors(*make_state(meta_like(parameters[j]), *loaded[i].options),
+                         *loaded[i].states[j], i, j);
     }
   }
   using Key = std::decay_t<decltype(state_)>::key_type;
@@ -166,7 +180,8 @@ void LeanOptimizer::load(torch::serialize::InputArchive& archive) {
   for (std::size_t i = 0; i < param_groups_.size(); ++i) {
     param_groups_[i].set_options(std::move(loaded[i].options));
     for (std::size_t j = 0; j < loaded[i].states.size(); ++j) {
-      if (loaded[i].states[j]) state_[state_key<Key>(param_groups_[i].params()[j])] = std::move(loaded[i].states[j]);
+      if (loaded[i].states[j])
+        state_[state_key<Key>(param_groups_[i].params()[j])] = std::move(loaded[i].states[j]);
     }
   }
 }
@@ -182,7 +197,8 @@ void LeanOptimizer::check_parameter(const at::Tensor& /*parameter*/) const {}
 
 void LeanOptimizer::check_gradient(const at::Tensor& parameter) const {
   if (parameter.grad().layout() != at::kStrided) {
-    throw ConfigError(fmt::format("{} takes dense gradients only; switch the sparse gradients of the embedding off", name()));
+    throw ConfigError(fmt::format(
+        "{} takes dense gradients only; switch the sparse gradients of the embedding off", name()));
   }
   check_parameter(parameter);
 }
@@ -193,7 +209,8 @@ LeanParamState* LeanOptimizer::find_state(const at::Tensor& parameter) const {
   return found == state_.end() ? nullptr : static_cast<LeanParamState*>(found->second.get());
 }
 
-LeanParamState& LeanOptimizer::reserve_state(const at::Tensor& parameter, const torch::optim::OptimizerOptions& options) {
+LeanParamState& LeanOptimizer::reserve_state(const at::Tensor& parameter,
+                                             const torch::optim::OptimizerOptions& options) {
   if (LeanParamState* state = find_state(parameter)) {
     complete_state(parameter, *state, options);
     return *state;

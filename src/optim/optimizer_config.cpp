@@ -1,11 +1,11 @@
-#include "headroom/optim/optimizer_config.h"
+#include <headroom/optim/optimizer_config.h>
 
 #include <fmt/format.h>
 
 #include <functional>
 #include <numeric>
 
-#include "headroom/core/error.h"
+#include <headroom/core/error.h>
 #include "optim/quantized_kernels.h"
 
 namespace headroom {
@@ -14,7 +14,9 @@ namespace {
 using Shape = std::vector<std::int64_t>;
 constexpr std::int64_t kFloatBytes = 4;
 
-std::int64_t num_elements(const Shape& shape) { return std::accumulate(shape.begin(), shape.end(), std::int64_t{1}, std::multiplies<>()); }
+std::int64_t num_elements(const Shape& shape) {
+  return std::accumulate(shape.begin(), shape.end(), std::int64_t{1}, std::multiplies<>());
+}
 
 std::int64_t adafactor_bytes(const Shape& shape) {
   const std::int64_t n = num_elements(shape);
@@ -34,10 +36,13 @@ const std::vector<std::string>& optimizer_names() {
   return names;
 }
 
-std::int64_t optimizer_state_bytes(const OptimizerConfig& config, const std::vector<Shape>& shapes) {
+std::int64_t optimizer_state_bytes(const OptimizerConfig& config,
+                                   const std::vector<Shape>& shapes) {
   std::function<std::int64_t(const Shape&)> bytes_of;
   if (config.name == "sgd") {
-    bytes_of = [&config](const Shape& shape) { return config.momentum != 0 ? kFloatBytes * num_elements(shape) : 0; };
+    bytes_of = [&config](const Shape& shape) {
+      return config.momentum != 0 ? kFloatBytes * num_elements(shape) : 0;
+    };
   } else if (config.name == "adam" || config.name == "adamw") {
     bytes_of = [](const Shape& shape) { return 2 * kFloatBytes * num_elements(shape); };
   } else if (config.name == "adafactor") {
@@ -45,7 +50,8 @@ std::int64_t optimizer_state_bytes(const OptimizerConfig& config, const std::vec
   } else if (config.name == "adamw_8bit") {
     bytes_of = [](const Shape& shape) { return adamw_8bit_bytes(num_elements(shape)); };
   } else {
-    throw ConfigError(fmt::format("unknown optimizer \"{}\": choose one of {}", config.name, fmt::join(optimizer_names(), ", ")));
+    throw ConfigError(fmt::format("unknown optimizer \"{}\": choose one of {}", config.name,
+                                  fmt::join(optimizer_names(), ", ")));
   }
   std::int64_t total = 0;
   for (const Shape& shape : shapes) total += bytes_of(shape);

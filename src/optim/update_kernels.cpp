@@ -27,22 +27,28 @@ struct SgdMomentum {
     const D d;
     const V p = hn::LoadU(d, at[0]);
     const V g = hn::MulAdd(l2, p, hn::LoadU(d, at[2]));
-    const V buffer = first ? g : hn::MulAdd(momentum, hn::LoadU(d, at[1]), hn::Mul(one_minus_dampening, g));
+    const V buffer =
+        first ? g : hn::MulAdd(momentum, hn::LoadU(d, at[1]), hn::Mul(one_minus_dampening, g));
     const V direction = nesterov ? hn::MulAdd(momentum, buffer, g) : buffer;
     hn::StoreU(buffer, d, at[1]);
     hn::StoreU(hn::NegMulAdd(lr, direction, p), d, at[0]);
   }
 };
 
-void SgdUpdate(const SgdStep& step, std::int64_t count, float* parameter, const float* gradient, float* buffer) {
+void SgdUpdate(const SgdStep& step, std::int64_t count, float* parameter, const float* gradient,
+               float* buffer) {
   const D d;
   auto* g = const_cast<float*>(gradient);  // read only: it is not among the written arrays
   if (buffer == nullptr) {
     const SgdPlain body{hn::Set(d, step.lr), hn::Set(d, step.l2)};
     for_each_vector<1, 2>(count, {parameter, g}, body);
   } else {
-    const SgdMomentum body{hn::Set(d, step.lr), hn::Set(d, step.l2), hn::Set(d, step.momentum), hn::Set(d, step.one_minus_dampening),
-                           step.first,          step.nesterov};
+    const SgdMomentum body{hn::Set(d, step.lr),
+                           hn::Set(d, step.l2),
+                           hn::Set(d, step.momentum),
+                           hn::Set(d, step.one_minus_dampening),
+                           step.first,
+                           step.nesterov};
     for_each_vector<2, 3>(count, {parameter, buffer, g}, body);
   }
 }
@@ -62,12 +68,15 @@ struct AdamBody {
   }
 };
 
-void AdamUpdate(const AdamStep& step, std::int64_t count, float* parameter, const float* gradient, float* exp_avg, float* exp_avg_sq) {
+void AdamUpdate(const AdamStep& step, std::int64_t count, float* parameter, const float* gradient,
+                float* exp_avg, float* exp_avg_sq) {
   const D d;
-  const AdamBody body{hn::Set(d, step.shrink),          hn::Set(d, step.l2),    hn::Set(d, step.beta1),
-                      hn::Set(d, step.one_minus_beta1), hn::Set(d, step.beta2), hn::Set(d, step.one_minus_beta2),
-                      hn::Set(d, step.inv_root_bias2),  hn::Set(d, step.eps),   hn::Set(d, step.step_size)};
-  for_each_vector<3, 4>(count, {parameter, exp_avg, exp_avg_sq, const_cast<float*>(gradient)}, body);
+  const AdamBody body{
+      hn::Set(d, step.shrink),          hn::Set(d, step.l2),    hn::Set(d, step.beta1),
+      hn::Set(d, step.one_minus_beta1), hn::Set(d, step.beta2), hn::Set(d, step.one_minus_beta2),
+      hn::Set(d, step.inv_root_bias2),  hn::Set(d, step.eps),   hn::Set(d, step.step_size)};
+  for_each_vector<3, 4>(count, {parameter, exp_avg, exp_avg_sq, const_cast<float*>(gradient)},
+                        body);
 }
 
 struct ScaleAndCheck {
@@ -97,11 +106,13 @@ HWY_EXPORT(SgdUpdate);
 HWY_EXPORT(AdamUpdate);
 HWY_EXPORT(ScaleAndCheckAll);
 
-void sgd_update(const SgdStep& step, std::int64_t count, float* parameter, const float* gradient, float* buffer) {
+void sgd_update(const SgdStep& step, std::int64_t count, float* parameter, const float* gradient,
+                float* buffer) {
   HWY_DYNAMIC_DISPATCH(SgdUpdate)(step, count, parameter, gradient, buffer);
 }
 
-void adam_update(const AdamStep& step, std::int64_t count, float* parameter, const float* gradient, float* exp_avg, float* exp_avg_sq) {
+void adam_update(const AdamStep& step, std::int64_t count, float* parameter, const float* gradient,
+                 float* exp_avg, float* exp_avg_sq) {
   HWY_DYNAMIC_DISPATCH(AdamUpdate)(step, count, parameter, gradient, exp_avg, exp_avg_sq);
 }
 

@@ -2,12 +2,14 @@
 
 #include <cstdint>
 
-// One-pass updates over contiguous floats. Each call works on its own range, so that callers split a tensor over threads as they like: an
-// element's result does not depend on the split. No function allocates.
+// One-pass updates over contiguous floats. Each call works on its own range, so that callers split
+// a tensor over threads as they like: an element's result does not depend on the split. No function
+// allocates.
 
 namespace headroom::optim_kernels {
 
-/// One step of SGD: g += l2 * p; buffer = momentum * buffer + (1 - dampening) * g, or g in the first step; p -= lr * direction.
+/// One step of SGD: g += l2 * p; buffer = momentum * buffer + (1 - dampening) * g, or g in the
+/// first step; p -= lr * direction.
 struct SgdStep {
   float lr;
   float l2;
@@ -17,9 +19,11 @@ struct SgdStep {
   bool first;
 };
 /// `buffer` is null without momentum.
-void sgd_update(const SgdStep& step, std::int64_t count, float* parameter, const float* gradient, float* buffer);
+void sgd_update(const SgdStep& step, std::int64_t count, float* parameter, const float* gradient,
+                float* buffer);
 
-/// One step of Adam or AdamW. `shrink` is 1 - lr * weight_decay for AdamW and 1 for Adam; `l2` the other way round.
+/// One step of Adam or AdamW. `shrink` is 1 - lr * weight_decay for AdamW and 1 for Adam; `l2` the
+/// other way round.
 struct AdamStep {
   float shrink;
   float l2;
@@ -31,7 +35,8 @@ struct AdamStep {
   float one_minus_beta1;
   float one_minus_beta2;
 };
-void adam_update(const AdamStep& step, std::int64_t count, float* parameter, const float* gradient, float* exp_avg, float* exp_avg_sq);
+void adam_update(const AdamStep& step, std::int64_t count, float* parameter, const float* gradient,
+                 float* exp_avg, float* exp_avg_sq);
 
 /// Multiplies by `factor` in place; false if any product is infinite or not a number.
 bool scale_and_check(float factor, std::int64_t count, float* values);

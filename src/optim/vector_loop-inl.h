@@ -1,4 +1,5 @@
-// Part of the kernels of this room, included once per Highway target: there is no include guard in the ordinary sense.
+// Part of the kernels of this layer, included once per Highway target: there is no include guard in
+// the ordinary sense.
 #if defined(HEADROOM_OPTIM_VECTOR_LOOP_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef HEADROOM_OPTIM_VECTOR_LOOP_INL_H_
 #undef HEADROOM_OPTIM_VECTOR_LOOP_INL_H_
@@ -23,10 +24,12 @@ using V = hn::Vec<D>;
 template <std::size_t kNumArrays>
 using Pointers = std::array<float*, kNumArrays>;
 
-/// Calls body(pointers) for one whole vector of each array after the other. The last, partial vector goes through a zeroed buffer, so that
-/// every element is computed by the same instructions. Only the first `kNumWritten` arrays are ever written.
+/// Calls body(pointers) for one whole vector of each array after the other. The last, partial
+/// vector goes through a zeroed buffer, so that every element is computed by the same instructions.
+/// Only the first `kNumWritten` arrays are ever written.
 template <std::size_t kNumWritten, std::size_t kNumArrays, typename Body>
-HWY_INLINE void for_each_vector(std::int64_t count, const Pointers<kNumArrays>& arrays, Body& body) {
+HWY_INLINE void for_each_vector(std::int64_t count, const Pointers<kNumArrays>& arrays,
+                                Body& body) {
   const auto lanes = static_cast<std::int64_t>(hn::Lanes(D()));
   Pointers<kNumArrays> at = arrays;
   std::int64_t i = 0;

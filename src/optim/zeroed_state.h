@@ -4,7 +4,8 @@
 
 namespace headroom {
 
-/// Zeros for the state of a parameter. On the meta device, where only sizes matter, nothing is written.
+/// Zeros for the state of a parameter. On the meta device, where only sizes matter, nothing is
+/// written.
 inline at::Tensor zeroed(at::IntArrayRef sizes, const at::TensorOptions& options) {
   at::Tensor tensor = at::empty(sizes, options.requires_grad(false));
   if (!tensor.is_meta()) tensor.zero_();
@@ -13,7 +14,8 @@ inline at::Tensor zeroed(at::IntArrayRef sizes, const at::TensorOptions& options
 
 /// The same with the sizes, strides, type and device of `like`.
 inline at::Tensor zeroed_like(const at::Tensor& like) {
-  at::Tensor tensor = at::empty_like(like, like.options().requires_grad(false), at::MemoryFormat::Preserve);
+  at::Tensor tensor =
+      at::empty_like(like, like.options().requires_grad(false), at::MemoryFormat::Preserve);
   if (!tensor.is_meta()) tensor.zero_();
   return tensor;
 }

@@ -6,7 +6,7 @@
 
 #include <headroom/core/bytes.h>
 #include <headroom/core/error.h>
-#include <headroom/plan/simulate.h>
+#include "plan/simulate.h"
 
 #include <fmt/format.h>
 
@@ -42,16 +42,21 @@ struct ChainSolver::State {
         intervals(numbers, options.intern),
         bounds(numbers, intervals),
         whole(intervals.id(1, numbers.L)) {
-    // The last stage is never swept, so that the size of its output (a scalar, mostly) counts only as a part of what it keeps.
+    // The last stage is never swept, so that the size of its output (a scalar, mostly) counts only
+    // as a part of what it keeps.
     for (int l = 1; l <= numbers.L; ++l) {
-      for (const ChainNumbers::Option& option : numbers.options[numbers.at(l)]) taken_gcd = std::gcd(taken_gcd, option.S);
-      for (const auto& stored : numbers.stored) taken_gcd = std::gcd(taken_gcd, l < numbers.L ? stored[numbers.at(l)] : 0);
+      for (const ChainNumbers::Option& option : numbers.options[numbers.at(l)])
+        taken_gcd = std::gcd(taken_gcd, option.S);
+      for (const auto& stored : numbers.stored)
+        taken_gcd = std::gcd(taken_gcd, l < numbers.L ? stored[numbers.at(l)] : 0);
       taken_gcd = std::gcd(taken_gcd, numbers.p[numbers.at(l)]);
     }
     all_gcd = std::gcd(taken_gcd, numbers.G[0]);
     for (int l = 1; l <= numbers.L; ++l) {
-      all_gcd = std::gcd(all_gcd, std::gcd(numbers.G[numbers.at(l)], l < numbers.L ? numbers.oN[numbers.at(l)] : 0));
-      for (const ChainNumbers::Option& option : numbers.options[numbers.at(l)]) all_gcd = std::gcd(all_gcd, std::gcd(option.oF, option.oB));
+      all_gcd = std::gcd(all_gcd, std::gcd(numbers.G[numbers.at(l)],
+                                           l < numbers.L ? numbers.oN[numbers.at(l)] : 0));
+      for (const ChainNumbers::Option& option : numbers.options[numbers.at(l)])
+        all_gcd = std::gcd(all_gcd, std::gcd(option.oF, option.oB));
     }
     all_gcd = std::max<std::int64_t>(all_gcd, 1);
     taken_gcd = std::max<std::int64_t>(taken_gcd, 1);
@@ -61,7 +66,8 @@ struct ChainSolver::State {
     double entries = 0;
     double work = 0;
   };
-  /// How large a table with this slot would be, from the range of memory in which each interval has a choice.
+  /// How large a table with this slot would be, from the range of memory in which each interval has
+  /// a choice.
   Size table_size(std::int64_t slot_bytes, std::int64_t budget_bytes) const {
     Size size;
     for (int id = 0; id < intervals.size(); ++id) {
@@ -69,7 +75,8 @@ struct ChainSolver::State {
       for (int format = 0; format < numbers.num_formats; ++format) {
         const std::int64_t least = bounds.least(id, format);
         if (least > budget_bytes) continue;
-        const double range = static_cast<double>(std::min(budget_bytes, bounds.ample(id, format)) - least);
+        const double range =
+            static_cast<double>(std::min(budget_bytes, bounds.ample(id, format)) - least);
         const double count = range / static_cast<double>(slot_bytes) + 1;
         size.entries += count;
         size.work += count * (last - first + 1) * numbers.num_formats;
@@ -80,35 +87,46 @@ struct ChainSolver::State {
 
   bool small_enough(std::int64_t slot_bytes, std::int64_t budget_bytes, bool every_budget) const {
     const Size size = table_size(slot_bytes, budget_bytes);
-    if (size.entries * sizeof(std::int64_t) > static_cast<double>(options.max_table_bytes)) return false;
+    if (size.entries * sizeof(std::int64_t) > static_cast<double>(options.max_table_bytes))
+      return false;
     return budget_bytes / slot_bytes <= options.max_slots ||
-           size.work <= static_cast<double>(options.max_lossless_work) * (every_budget ? kCurvePatience : 1);
+           size.work <=
+               static_cast<double>(options.max_lossless_work) * (every_budget ? kCurvePatience : 1);
   }
 
-  /// A grid on which nothing is lost, if there is one of reasonable size. `every_budget`: for all budgets up to this one, not it alone.
+  /// A grid on which nothing is lost, if there is one of reasonable size. `every_budget`: for all
+  /// budgets up to this one, not it alone.
   std::optional<Grid> lossless_grid(std::int64_t budget_bytes, bool every_budget) const {
-    if (small_enough(all_gcd, budget_bytes, every_budget)) return Grid{all_gcd, 0, budget_bytes / all_gcd, true};
-    if (!every_budget && taken_gcd != all_gcd && small_enough(taken_gcd, budget_bytes, every_budget)) {
+    if (small_enough(all_gcd, budget_bytes, every_budget))
+      return Grid{all_gcd, 0, budget_bytes / all_gcd, true};
+    if (!every_budget && taken_gcd != all_gcd &&
+        small_enough(taken_gcd, budget_bytes, every_budget)) {
       return Grid{taken_gcd, budget_bytes % taken_gcd, budget_bytes / taken_gcd, true};
     }
     return std::nullopt;
   }
 
   Grid rounding_grid(std::int64_t budget_bytes, bool round_up, double patience = 1) const {
-    std::int64_t slot = std::max<std::int64_t>(budget_bytes / std::max<std::int64_t>(options.max_slots, 1), 1);
-    const double cheap = patience * std::min(kCheapWork, static_cast<double>(options.max_lossless_work));
+    std::int64_t slot =
+        std::max<std::int64_t>(budget_bytes / std::max<std::int64_t>(options.max_slots, 1), 1);
+    const double cheap =
+        patience * std::min(kCheapWork, static_cast<double>(options.max_lossless_work));
     while (slot > 1 && table_size(slot / 2, budget_bytes).work <= cheap) slot /= 2;
     const double limit = static_cast<double>(options.max_table_bytes) / sizeof(std::int64_t);
-    for (Size size = table_size(slot, budget_bytes); slot < budget_bytes && (size.entries > limit || size.work > kMostWork);) {
+    for (Size size = table_size(slot, budget_bytes);
+         slot < budget_bytes && (size.entries > limit || size.work > kMostWork);) {
       slot *= 2;
       size = table_size(slot, budget_bytes);
     }
     return Grid{slot, budget_bytes % slot, budget_bytes / slot, round_up};
   }
 
-  SlotTable make_table(const Grid& grid) const { return SlotTable(numbers, intervals, grid, options.prune); }
+  SlotTable make_table(const Grid& grid) const {
+    return SlotTable(numbers, intervals, grid, options.prune);
+  }
 
-  /// The lossless table that covers the budget, built when there is none yet; null when the sizes do not allow one.
+  /// The lossless table that covers the budget, built when there is none yet; null when the sizes
+  /// do not allow one.
   const SlotTable* lossless_table(std::int64_t budget_bytes, bool every_budget) {
     if (table != nullptr && table_covers(budget_bytes, every_budget)) return table.get();
     const std::optional<Grid> grid = lossless_grid(budget_bytes, every_budget);
@@ -120,28 +138,35 @@ struct ChainSolver::State {
 
   bool table_covers(std::int64_t budget_bytes, bool every_budget) const {
     const Grid& grid = table->grid();
-    if (grid.slot_bytes == all_gcd && grid.residue_bytes == 0) return grid.bytes(grid.top) + all_gcd > budget_bytes;
-    return !every_budget && budget_bytes % grid.slot_bytes == grid.residue_bytes && grid.bytes(grid.top) >= budget_bytes;
+    if (grid.slot_bytes == all_gcd && grid.residue_bytes == 0)
+      return grid.bytes(grid.top) + all_gcd > budget_bytes;
+    return !every_budget && budget_bytes % grid.slot_bytes == grid.residue_bytes &&
+           grid.bytes(grid.top) >= budget_bytes;
   }
 
   Plan checked_plan(std::vector<Operation> operations, std::int64_t budget_bytes) const {
     Plan plan = plan_from_operations(chain, std::move(operations));
     if (plan.peak_bytes > budget_bytes) {
-      throw std::logic_error(fmt::format("a plan for {} bytes needs {} bytes", budget_bytes, plan.peak_bytes));
+      throw std::logic_error(
+          fmt::format("a plan for {} bytes needs {} bytes", budget_bytes, plan.peak_bytes));
     }
     return plan;
   }
 
   Plan keep_everything() const {
-    return plan_from_operations(chain, expand_schedule(numbers.L, 0, [this](const Interval& interval) {
-                                  return Decision::keep(numbers.fastest[numbers.at(interval.first)]);
-                                }));
+    return plan_from_operations(
+        chain, expand_schedule(numbers.L, 0, [this](const Interval& interval) {
+          return Decision::keep(numbers.fastest[numbers.at(interval.first)]);
+        }));
   }
 
-  /// A plan that fits the smallest budget, whatever its time. Needed only when rounding up leaves nothing that fits.
+  /// A plan that fits the smallest budget, whatever its time. Needed only when rounding up leaves
+  /// nothing that fits.
   Plan leanest_plan() const {
     return plan_from_operations(chain,
-                                expand_schedule(numbers.L, 0, [this](const Interval& interval) { return leanest_choice(interval); }));
+                                expand_schedule(numbers.L, 0, [this](const Interval& interval) {
+                                  return leanest_choice(interval);
+                                }));
   }
   Decision leanest_choice(const Interval& interval) const;
 
@@ -163,24 +188,28 @@ Decision ChainSolver::State::leanest_choice(const Interval& interval) const {
   const std::int64_t least = bounds.least(intervals.id(first, last), format);
   const std::vector<ChainNumbers::Option>& ways = numbers.options[numbers.at(first)];
   for (std::size_t k = 0; k < ways.size(); ++k) {
-    const std::int64_t after = first < last ? ways[k].S + bounds.least(intervals.id(first + 1, last), 0) : 0;
-    if (std::max(numbers.keep_need(first, last, format, ways[k]), after) <= least) return Decision::keep(static_cast<int>(k));
+    const std::int64_t after =
+        first < last ? ways[k].S + bounds.least(intervals.id(first + 1, last), 0) : 0;
+    if (std::max(numbers.keep_need(first, last, format, ways[k]), after) <= least)
+      return Decision::keep(static_cast<int>(k));
   }
   Sweep sweep(numbers, first, last, format);
   for (int split = first + 1; split <= last; ++split) {
     sweep.extend_to(split);
-    const std::int64_t left =
-        numbers.P[numbers.at(last)] - numbers.P[numbers.at(split - 1)] + bounds.least(intervals.id(first, split - 1), format);
+    const std::int64_t left = numbers.P[numbers.at(last)] - numbers.P[numbers.at(split - 1)] +
+                              bounds.least(intervals.id(first, split - 1), format);
     for (int q = 0; q < numbers.num_formats; ++q) {
       if (!numbers.useful(q, split - 1)) continue;
-      const std::int64_t right = numbers.stored[numbers.at(q)][numbers.at(split - 1)] + bounds.least(intervals.id(split, last), q);
+      const std::int64_t right = numbers.stored[numbers.at(q)][numbers.at(split - 1)] +
+                                 bounds.least(intervals.id(split, last), q);
       if (std::max({sweep.need(q), left, right}) <= least) return Decision::sweep(split, q);
     }
   }
   throw std::logic_error("the planner cannot explain its own floor");
 }
 
-/// Without a lossless grid: rounding down bounds the time from below, rounding up gives a plan that fits.
+/// Without a lossless grid: rounding down bounds the time from below, rounding up gives a plan that
+/// fits.
 Plan ChainSolver::State::rounded_plan(std::int64_t budget_bytes) const {
   std::int64_t lower_bound_ns = 0;
   {
@@ -192,19 +221,25 @@ Plan ChainSolver::State::rounded_plan(std::int64_t budget_bytes) const {
   }
   const SlotTable up = make_table(rounding_grid(budget_bytes, true));
   const std::int64_t top = up.grid().top;
-  Plan plan = up.feasible(top) ? checked_plan(up.extract(top), budget_bytes) : checked_plan(leanest_plan().operations, budget_bytes);
+  Plan plan = up.feasible(top) ? checked_plan(up.extract(top), budget_bytes)
+                               : checked_plan(leanest_plan().operations, budget_bytes);
   plan.certified_gap_ns = plan.time_ns - lower_bound_ns;
   return plan;
 }
 
-ChainSolver::ChainSolver(ChainCosts chain, SolverOptions options) : state_(std::make_unique<State>(std::move(chain), options)) {}
+ChainSolver::ChainSolver(ChainCosts chain, SolverOptions options)
+    : state_(std::make_unique<State>(std::move(chain), options)) {}
 ChainSolver::~ChainSolver() = default;
 ChainSolver::ChainSolver(ChainSolver&&) noexcept = default;
 ChainSolver& ChainSolver::operator=(ChainSolver&&) noexcept = default;
 
 const ChainCosts& ChainSolver::chain() const { return state_->chain; }
-std::int64_t ChainSolver::smallest_budget_bytes() const { return state_->bounds.least(state_->whole, 0); }
-std::int64_t ChainSolver::ample_budget_bytes() const { return state_->bounds.ample(state_->whole, 0); }
+std::int64_t ChainSolver::smallest_budget_bytes() const {
+  return state_->bounds.least(state_->whole, 0);
+}
+std::int64_t ChainSolver::ample_budget_bytes() const {
+  return state_->bounds.ample(state_->whole, 0);
+}
 
 std::int64_t ChainSolver::least_time_ns() const {
   std::int64_t time_ns = 0;
@@ -216,13 +251,16 @@ std::int64_t ChainSolver::least_time_ns() const {
 Plan ChainSolver::plan(std::int64_t budget_bytes) {
   if (budget_bytes < smallest_budget_bytes()) {
     throw BudgetError(
-        fmt::format("budget {} ({} bytes) is below the {} ({} bytes) that the leanest schedule of this chain needs; raise "
+        fmt::format("budget {} ({} bytes) is below the {} ({} bytes) that the leanest schedule of "
+                    "this chain needs; raise "
                     "--memory_budget or use a smaller micro-batch",
-                    format_bytes(budget_bytes), budget_bytes, format_bytes(smallest_budget_bytes()), smallest_budget_bytes()));
+                    format_bytes(budget_bytes), budget_bytes, format_bytes(smallest_budget_bytes()),
+                    smallest_budget_bytes()));
   }
   if (budget_bytes >= ample_budget_bytes()) return state_->keep_everything();
   if (const SlotTable* table = state_->lossless_table(budget_bytes, false)) {
-    return state_->checked_plan(table->extract(table->grid().index_of_budget(budget_bytes)), budget_bytes);
+    return state_->checked_plan(table->extract(table->grid().index_of_budget(budget_bytes)),
+                                budget_bytes);
   }
   state_->table.reset();  // makes room for the two that follow
   return state_->rounded_plan(budget_bytes);
@@ -232,23 +270,30 @@ std::vector<FrontierPoint> ChainSolver::frontier() {
   std::vector<FrontierPoint> points;
   const std::int64_t ample = ample_budget_bytes();
   if (const SlotTable* table = state_->lossless_table(ample, true)) {
-    // At the smallest budget for its time a plan uses all of it: with a lower peak it would have fitted a smaller one.
+    // At the smallest budget for its time a plan uses all of it: with a lower peak it would have
+    // fitted a smaller one.
     for (const std::int64_t index : table->steps()) {
-      points.push_back({table->grid().bytes(index), table->time_ns(index), table->grid().bytes(index)});
+      points.push_back(
+          {table->grid().bytes(index), table->time_ns(index), table->grid().bytes(index)});
     }
     return points;
   }
   state_->table.reset();
   const SlotTable up = state_->make_table(state_->rounding_grid(ample, true, kCurvePatience));
   const auto add = [&](const Plan& plan) {
-    if (points.empty() || plan.time_ns < points.back().time_ns) points.push_back({plan.peak_bytes, plan.time_ns, plan.peak_bytes});
+    if (points.empty() || plan.time_ns < points.back().time_ns)
+      points.push_back({plan.peak_bytes, plan.time_ns, plan.peak_bytes});
   };
   add(state_->leanest_plan());
-  for (const std::int64_t index : up.steps()) add(plan_from_operations(state_->chain, up.extract(index)));
-  // Rounding hides by how much less each plan fits, so that a later one may need less memory than an earlier, slower one.
-  std::stable_sort(points.begin(), points.end(), [](const FrontierPoint& a, const FrontierPoint& b) {
-    return std::make_pair(a.budget_bytes, a.time_ns) < std::make_pair(b.budget_bytes, b.time_ns);
-  });
+  for (const std::int64_t index : up.steps())
+    add(plan_from_operations(state_->chain, up.extract(index)));
+  // Rounding hides by how much less each plan fits, so that a later one may need less memory than
+  // an earlier, slower one.
+  std::stable_sort(points.begin(), points.end(),
+                   [](const FrontierPoint& a, const FrontierPoint& b) {
+                     return std::make_pair(a.budget_bytes, a.time_ns) <
+                            std::make_pair(b.budget_bytes, b.time_ns);
+                   });
   std::vector<FrontierPoint> curve;
   for (const FrontierPoint& point : points) {
     if (curve.empty() || point.time_ns < curve.back().time_ns) curve.push_back(point);
@@ -256,6 +301,8 @@ std::vector<FrontierPoint> ChainSolver::frontier() {
   return curve;
 }
 
-bool ChainSolver::frontier_is_exact() const { return state_->lossless_grid(ample_budget_bytes(), true).has_value(); }
+bool ChainSolver::frontier_is_exact() const {
+  return state_->lossless_grid(ample_budget_bytes(), true).has_value();
+}
 
 }  // namespace headroom

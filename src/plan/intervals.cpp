@@ -13,10 +13,12 @@ std::vector<int> classes_of_stages(const ChainNumbers& n) {
   std::vector<int> classes(n.at(n.L + 1));
   for (int l = 1; l <= n.L; ++l) {
     const std::size_t i = n.at(l);
-    std::vector<std::int64_t> key = {n.A[i], n.G[i], n.oN[i], n.p[i], n.F[i] - n.F[i - 1], n.G[i - 1]};
+    std::vector<std::int64_t> key = {n.A[i],    n.G[i], n.oN[i], n.p[i], n.F[i] - n.F[i - 1],
+                                     n.G[i - 1]};
     // The size of the input matters only where it can be stored in several formats.
     if (n.num_formats > 1) key.push_back(n.A[i - 1]);
-    for (const ChainNumbers::Option& option : n.options[i]) key.insert(key.end(), {option.S, option.oF, option.oB, option.time_ns});
+    for (const ChainNumbers::Option& option : n.options[i])
+      key.insert(key.end(), {option.S, option.oF, option.oB, option.time_ns});
     classes[i] = known.emplace(std::move(key), static_cast<int>(known.size())).first->second;
   }
   return classes;
@@ -25,7 +27,8 @@ std::vector<int> classes_of_stages(const ChainNumbers& n) {
 }  // namespace
 
 ChainNumbers::ChainNumbers(const ChainCosts& chain)
-    : L(static_cast<int>(chain.stages.size())), num_formats(static_cast<int>(chain.boundary_formats.size()) + 1) {
+    : L(static_cast<int>(chain.stages.size())),
+      num_formats(static_cast<int>(chain.boundary_formats.size()) + 1) {
   const std::size_t size = chain.stages.size() + 1;
   A.assign(size, 0);
   G = oN = p = F = P = A;
@@ -41,12 +44,14 @@ ChainNumbers::ChainNumbers(const ChainCosts& chain)
     F[l] = F[l - 1] + stage.forward_ns;
     P[l] = P[l - 1] + p[l];
     for (const StageOption& option : stage.options) {
-      options[l].push_back(
-          {option.kept_bytes, option.forward_transient_bytes, option.backward_transient_bytes, option.forward_ns + option.backward_ns});
+      options[l].push_back({option.kept_bytes, option.forward_transient_bytes,
+                            option.backward_transient_bytes,
+                            option.forward_ns + option.backward_ns});
     }
-    const auto best = std::min_element(options[l].begin(), options[l].end(), [](const Option& a, const Option& b) {
-      return std::make_pair(a.time_ns, a.S) < std::make_pair(b.time_ns, b.S);
-    });
+    const auto best = std::min_element(
+        options[l].begin(), options[l].end(), [](const Option& a, const Option& b) {
+          return std::make_pair(a.time_ns, a.S) < std::make_pair(b.time_ns, b.S);
+        });
     fastest[l] = static_cast<int>(best - options[l].begin());
   }
   stored.assign(at(num_formats), A);
@@ -65,14 +70,16 @@ ChainNumbers::ChainNumbers(const ChainCosts& chain)
 std::int64_t ChainNumbers::keep_need(int first, int last, int format, const Option& option) const {
   const std::int64_t decoded = format == 0 ? 0 : A[at(first - 1)];
   const std::int64_t forward = G[at(last)] + option.oF;
-  const std::int64_t backward = G[at(first)] + G[at(first - 1)] + option.oB + P[at(last)] - P[at(first - 1)];
+  const std::int64_t backward =
+      G[at(first)] + G[at(first - 1)] + option.oB + P[at(last)] - P[at(first - 1)];
   return decoded + option.S + std::max(forward, backward);
 }
 
 Intervals::Intervals(const ChainNumbers& numbers, bool intern) : ids_(slot(1, numbers.L + 1)) {
   const std::vector<int> classes = classes_of_stages(numbers);
   const auto num_classes = static_cast<std::int64_t>(numbers.L) + 1;
-  std::unordered_map<std::int64_t, int> nodes;  // (name of the prefix, class of the next stage) -> name; the pair itself is the key
+  std::unordered_map<std::int64_t, int>
+      nodes;  // (name of the prefix, class of the next stage) -> name; the pair itself is the key
   for (int last = 1; last <= numbers.L; ++last) {
     for (int first = last; first >= 1; --first) {
       int name = size();
@@ -86,8 +93,10 @@ Intervals::Intervals(const ChainNumbers& numbers, bool intern) : ids_(slot(1, nu
   }
 }
 
-IntervalBounds::IntervalBounds(const ChainNumbers& n, const Intervals& intervals) : num_formats(n.num_formats) {
-  least_bytes.assign(n.at(intervals.size()) * n.at(num_formats), std::numeric_limits<std::int64_t>::max());
+IntervalBounds::IntervalBounds(const ChainNumbers& n, const Intervals& intervals)
+    : num_formats(n.num_formats) {
+  least_bytes.assign(n.at(intervals.size()) * n.at(num_formats),
+                     std::numeric_limits<std::int64_t>::max());
   ample_bytes = least_bytes;
   for (int id = 0; id < intervals.size(); ++id) {
     const auto [first, last] = intervals.representatives()[n.at(id)];
@@ -102,17 +111,20 @@ IntervalBounds::IntervalBounds(const ChainNumbers& n, const Intervals& intervals
       Sweep sweep(n, first, last, format);
       for (int split = first + 1; split <= last; ++split) {
         sweep.extend_to(split);
-        const std::int64_t left = n.P[n.at(last)] - n.P[n.at(split - 1)] + this->least(intervals.id(first, split - 1), format);
+        const std::int64_t left = n.P[n.at(last)] - n.P[n.at(split - 1)] +
+                                  this->least(intervals.id(first, split - 1), format);
         if (left >= least) continue;
         for (int q = 0; q < num_formats; ++q) {
           if (!n.useful(q, split - 1)) continue;
-          const std::int64_t right = n.stored[n.at(q)][n.at(split - 1)] + this->least(intervals.id(split, last), q);
+          const std::int64_t right =
+              n.stored[n.at(q)][n.at(split - 1)] + this->least(intervals.id(split, last), q);
           least = std::min(least, std::max({sweep.need(q), left, right}));
         }
       }
       const ChainNumbers::Option& fastest = n.options[n.at(first)][n.at(n.fastest[n.at(first)])];
       least_bytes[index(id, format)] = least;
-      ample_bytes[index(id, format)] = std::max(n.keep_need(first, last, format, fastest), rest < 0 ? 0 : fastest.S + this->ample(rest, 0));
+      ample_bytes[index(id, format)] = std::max(n.keep_need(first, last, format, fastest),
+                                                rest < 0 ? 0 : fastest.S + this->ample(rest, 0));
     }
   }
 }

@@ -9,7 +9,8 @@
 
 namespace headroom {
 
-/// A chain in the symbols of docs/planning.md, indexed by stage or boundary from 0 (the input) to L.
+/// A chain in the symbols of docs/planning.md, indexed by stage or boundary from 0 (the input) to
+/// L.
 struct ChainNumbers {
   explicit ChainNumbers(const ChainCosts& chain);
 
@@ -24,7 +25,7 @@ struct ChainNumbers {
   std::vector<std::int64_t> F;  ///< prefix sum of the forward times
   std::vector<std::int64_t> P;  ///< prefix sum of p
   std::vector<std::vector<Option>> options;
-  std::vector<int> fastest;                                             ///< option of least time; of those, the one that keeps least
+  std::vector<int> fastest;  ///< option of least time; of those, the one that keeps least
   std::vector<std::vector<std::int64_t>> stored, encode_ns, decode_ns;  ///< [format][boundary]
 
   /// Whether a format can ever help at a boundary.
@@ -32,7 +33,8 @@ struct ChainNumbers {
     return format == 0 || (boundary > 0 && stored[at(format)][at(boundary)] < A[at(boundary)]);
   }
 
-  /// Memory that Keep(option) of `first` needs inside first..last, without what follows: the larger of its forward and its backward.
+  /// Memory that Keep(option) of `first` needs inside first..last, without what follows: the larger
+  /// of its forward and its backward.
   std::int64_t keep_need(int first, int last, int format, const Option& option) const;
   std::int64_t keep_ns(int first, int format, const Option& option) const {
     return option.time_ns + 2 * decode_ns[at(format)][at(first - 1)];
@@ -58,11 +60,15 @@ class Sweep {
 
   /// Bytes of the sweep, and of putting a_{split-1} into `boundary_format`.
   std::int64_t need(int boundary_format) const {
-    const std::int64_t held = boundary_format == 0 ? 0 : n_.A[n_.at(split_ - 1)] + n_.stored[n_.at(boundary_format)][n_.at(split_ - 1)];
+    const std::int64_t held =
+        boundary_format == 0
+            ? 0
+            : n_.A[n_.at(split_ - 1)] + n_.stored[n_.at(boundary_format)][n_.at(split_ - 1)];
     return n_.G[n_.at(last_)] + (held > widest_ ? held : widest_);
   }
   std::int64_t time_ns(int boundary_format) const {
-    return n_.F[n_.at(split_ - 1)] - n_.F[n_.at(first_ - 1)] + n_.decode_ns[n_.at(format_)][n_.at(first_ - 1)] +
+    return n_.F[n_.at(split_ - 1)] - n_.F[n_.at(first_ - 1)] +
+           n_.decode_ns[n_.at(format_)][n_.at(first_ - 1)] +
            n_.encode_ns[n_.at(boundary_format)][n_.at(split_ - 1)];
   }
 
@@ -72,9 +78,10 @@ class Sweep {
   std::int64_t widest_;
 };
 
-/// Names the intervals of a chain so that equal ones share a name. Two intervals are equal when their stages, and what stands before
-/// each, have equal numbers: N equal blocks need about 3N names instead of N^2/2. Names are nodes of a trie over classes of stages, so
-/// that no two different sequences can share one.
+/// Names the intervals of a chain so that equal ones share a name. Two intervals are equal when
+/// their stages, and what stands before each, have equal numbers: N equal blocks need about 3N
+/// names instead of N^2/2. Names are nodes of a trie over classes of stages, so that no two
+/// different sequences can share one.
 class Intervals {
  public:
   Intervals(const ChainNumbers& numbers, bool intern);
@@ -87,7 +94,8 @@ class Intervals {
 
  private:
   static std::size_t slot(int first, int last) {
-    return static_cast<std::size_t>(last) * static_cast<std::size_t>(last - 1) / 2 + static_cast<std::size_t>(first - 1);
+    return static_cast<std::size_t>(last) * static_cast<std::size_t>(last - 1) / 2 +
+           static_cast<std::size_t>(first - 1);
   }
 
   std::vector<int> ids_;
@@ -100,11 +108,14 @@ struct IntervalBounds {
 
   std::int64_t least(int id, int format) const { return least_bytes[index(id, format)]; }
   std::int64_t ample(int id, int format) const { return ample_bytes[index(id, format)]; }
-  std::size_t index(int id, int format) const { return ChainNumbers::at(id) * ChainNumbers::at(num_formats) + ChainNumbers::at(format); }
+  std::size_t index(int id, int format) const {
+    return ChainNumbers::at(id) * ChainNumbers::at(num_formats) + ChainNumbers::at(format);
+  }
 
   int num_formats;
   std::vector<std::int64_t> least_bytes;  ///< below this nothing fits
-  std::vector<std::int64_t> ample_bytes;  ///< from this on the fastest option of every stage can be kept
+  std::vector<std::int64_t>
+      ample_bytes;  ///< from this on the fastest option of every stage can be kept
 };
 
 }  // namespace headroom

@@ -24,13 +24,15 @@ Recompute recompute_of(const ChainCosts& chain, const std::vector<Operation>& op
   double once_ns = 0;
   for (const StageCosts& stage : chain.stages) once_ns += static_cast<double>(stage.forward_ns);
   for (const Operation& operation : operations) {
-    if (operation.kind == OperationKind::kBackward || operation.kind == OperationKind::kFree) continue;
+    if (operation.kind == OperationKind::kBackward || operation.kind == OperationKind::kFree)
+      continue;
     const StageCosts& stage = chain.stages[static_cast<std::size_t>(operation.stage) - 1];
     if (ran[static_cast<std::size_t>(operation.stage)]) {
       ++recompute.num_runs;
-      recompute.time_ns += operation.kind == OperationKind::kForwardKeep
-                               ? stage.options[static_cast<std::size_t>(operation.option)].forward_ns
-                               : stage.forward_ns;
+      recompute.time_ns +=
+          operation.kind == OperationKind::kForwardKeep
+              ? stage.options[static_cast<std::size_t>(operation.option)].forward_ns
+              : stage.forward_ns;
     }
     ran[static_cast<std::size_t>(operation.stage)] = true;
   }

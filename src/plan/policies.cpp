@@ -3,7 +3,7 @@
 #include "plan/schedule.h"
 
 #include <headroom/core/error.h>
-#include <headroom/plan/simulate.h>
+#include "plan/simulate.h"
 
 #include <fmt/format.h>
 
@@ -24,17 +24,19 @@ struct PolicyName {
   PolicyKind kind;
   bool has_count;
 };
-constexpr PolicyName kPolicyNames[] = {{"optimal", PolicyKind::kOptimal, false}, {"none", PolicyKind::kNone, false},
-                                       {"every", PolicyKind::kEvery, false},     {"segments", PolicyKind::kSegments, true},
-                                       {"sqrt", PolicyKind::kSqrt, false},       {"log", PolicyKind::kLog, false},
-                                       {"revolve", PolicyKind::kRevolve, true}};
+constexpr PolicyName kPolicyNames[] = {
+    {"optimal", PolicyKind::kOptimal, false}, {"none", PolicyKind::kNone, false},
+    {"every", PolicyKind::kEvery, false},     {"segments", PolicyKind::kSegments, true},
+    {"sqrt", PolicyKind::kSqrt, false},       {"log", PolicyKind::kLog, false},
+    {"revolve", PolicyKind::kRevolve, true}};
 
 /// Segments of num_stages / num_segments stages; the last one takes the rest.
 Decide segments(int num_stages, int num_segments) {
   const int size = num_stages / num_segments;
   return [size, num_segments](const Interval& interval) {
     const int segment = std::min((interval.first - 1) / size, num_segments - 1);
-    const int next = segment + 1 < num_segments ? (segment + 1) * size + 1 : std::numeric_limits<int>::max();
+    const int next =
+        segment + 1 < num_segments ? (segment + 1) * size + 1 : std::numeric_limits<int>::max();
     return next <= interval.last ? Decision::sweep(next) : Decision::keep(0);
   };
 }
@@ -46,8 +48,8 @@ Decide halves() {
   };
 }
 
-/// Griewank and Walther's count of extra forwards for n equal steps with c snapshots beside the input: r n - binomial(c + r, c + 1) with
-/// binomial(c + r - 1, c) < n <= binomial(c + r, c).
+/// Griewank and Walther's count of extra forwards for n equal steps with c snapshots beside the
+/// input: r n - binomial(c + r, c + 1) with binomial(c + r - 1, c) < n <= binomial(c + r, c).
 std::int64_t revolve_extra_forwards(std::int64_t n, std::int64_t c) {
   if (n <= 1) return 0;
   std::int64_t r = 0;
@@ -72,7 +74,8 @@ Decide revolve() {
     // With one snapshot only the last stage can follow it.
     for (int sweep = snapshots == 1 ? length - 1 : 1; sweep < length; ++sweep) {
       const std::int64_t extra =
-          sweep + (snapshots == 1 ? 0 : revolve_extra_forwards(length - sweep, snapshots - 1)) + revolve_extra_forwards(sweep, snapshots);
+          sweep + (snapshots == 1 ? 0 : revolve_extra_forwards(length - sweep, snapshots - 1)) +
+          revolve_extra_forwards(sweep, snapshots);
       if (extra < best) {
         best = extra;
         best_split = interval.first + sweep;
@@ -85,24 +88,29 @@ Decide revolve() {
 }  // namespace
 
 std::string Policy::to_string() const {
-  const auto found =
-      std::find_if(std::begin(kPolicyNames), std::end(kPolicyNames), [this](const PolicyName& entry) { return entry.kind == kind; });
+  const auto found = std::find_if(std::begin(kPolicyNames), std::end(kPolicyNames),
+                                  [this](const PolicyName& entry) { return entry.kind == kind; });
   return found->has_count ? fmt::format("{}={}", found->name, count) : found->name;
 }
 
 Policy parse_policy(std::string_view text) {
   const std::size_t equals = std::min(text.find('='), text.size());
   const std::string_view name = text.substr(0, equals);
-  const std::string_view number = equals < text.size() ? text.substr(equals + 1) : std::string_view();
+  const std::string_view number =
+      equals < text.size() ? text.substr(equals + 1) : std::string_view();
   for (const PolicyName& entry : kPolicyNames) {
     if (name != entry.name || entry.has_count != (equals < text.size())) continue;
     Policy policy{entry.kind, 0};
     if (!entry.has_count) return policy;
-    const auto [end, error] = std::from_chars(number.data(), number.data() + number.size(), policy.count);
-    if (error == std::errc() && end == number.data() + number.size() && policy.count >= 1) return policy;
+    const auto [end, error] =
+        std::from_chars(number.data(), number.data() + number.size(), policy.count);
+    if (error == std::errc() && end == number.data() + number.size() && policy.count >= 1)
+      return policy;
   }
   throw ConfigError(
-      fmt::format("'{}' is not a policy; choose optimal, none, every, segments=K, sqrt, log or revolve=C with K, C from 1 up", text));
+      fmt::format("'{}' is not a policy; choose optimal, none, every, segments=K, sqrt, log or "
+                  "revolve=C with K, C from 1 up",
+                  text));
 }
 
 Plan plan_of_policy(const ChainCosts& chain, const Policy& policy) {
@@ -120,7 +128,8 @@ Plan plan_of_policy(const ChainCosts& chain, const Policy& policy) {
       return expand(segments(num_stages, num_stages));
     case PolicyKind::kSegments:
       if (policy.count > num_stages) {
-        throw ConfigError(fmt::format("{} asks for more segments than the chain has stages ({})", policy.to_string(), num_stages));
+        throw ConfigError(fmt::format("{} asks for more segments than the chain has stages ({})",
+                                      policy.to_string(), num_stages));
       }
       return expand(segments(num_stages, policy.count));
     case PolicyKind::kSqrt:

@@ -24,13 +24,18 @@ class Expander {
       operations_.push_back({OperationKind::kForwardKeep, first, decision.option, interval.format});
       expand({first + 1, interval.last, 0, decision.right_state}, Input::kOther);
       operations_.push_back({OperationKind::kBackward, first, decision.option, interval.format});
-      if (input != Input::kOther) operations_.push_back({OperationKind::kFree, first, 0, interval.format});
+      if (input != Input::kOther)
+        operations_.push_back({OperationKind::kFree, first, 0, interval.format});
       return;
     }
-    operations_.push_back({input == Input::kHead ? OperationKind::kForwardStore : OperationKind::kForward, first, 0, interval.format});
-    for (int stage = first + 1; stage < decision.split; ++stage) operations_.push_back({OperationKind::kForward, stage, 0, 0});
+    operations_.push_back(
+        {input == Input::kHead ? OperationKind::kForwardStore : OperationKind::kForward, first, 0,
+         interval.format});
+    for (int stage = first + 1; stage < decision.split; ++stage)
+      operations_.push_back({OperationKind::kForward, stage, 0, 0});
     expand({decision.split, interval.last, decision.format, decision.right_state}, Input::kHead);
-    expand({first, decision.split - 1, interval.format, decision.left_state}, input == Input::kHead ? Input::kSlot : input);
+    expand({first, decision.split - 1, interval.format, decision.left_state},
+           input == Input::kHead ? Input::kSlot : input);
   }
 
   std::vector<Operation> take() { return std::move(operations_); }

@@ -1,4 +1,4 @@
-#include <headroom/plan/simulate.h>
+#include "plan/simulate.h"
 
 #include <fmt/format.h>
 
@@ -16,7 +16,8 @@ struct Refusal {
   const char* problem;
 };
 
-/// The state of a chain between two operations. Every step returns the peak during it, or throws Refusal.
+/// The state of a chain between two operations. Every step returns the peak during it, or throws
+/// Refusal.
 class ChainState {
  public:
   explicit ChainState(const ChainCosts& chain)
@@ -30,14 +31,18 @@ class ChainState {
 
   std::int64_t step(const Operation& operation) {
     require(operation.stage >= 1 && operation.stage <= num_stages_, "there is no such stage");
-    require(operation.format >= 0 && operation.format <= static_cast<int>(chain_.boundary_formats.size()), "there is no such format");
+    require(operation.format >= 0 &&
+                operation.format <= static_cast<int>(chain_.boundary_formats.size()),
+            "there is no such format");
     switch (operation.kind) {
       case OperationKind::kForward:
         return forward(operation.stage);
       case OperationKind::kForwardStore:
       case OperationKind::kForwardKeep: {
         const std::int64_t hold_peak = hold_input(operation);
-        return std::max(hold_peak, operation.kind == OperationKind::kForwardStore ? forward(operation.stage) : forward_keep(operation));
+        return std::max(hold_peak, operation.kind == OperationKind::kForwardStore
+                                       ? forward(operation.stage)
+                                       : forward_keep(operation));
       }
       case OperationKind::kBackward:
         return backward(operation.stage);
@@ -51,7 +56,8 @@ class ChainState {
     require(gradient_ == 0, "the list ends before the backward of stage 1");
     require(head_ == kNothing, "the list ends with an unused forward");
     for (int l = 1; l <= num_stages_; ++l)
-      require(kept_[index(l)] == kNothing && stored_[index(l)] == kNothing, "the list leaves a boundary held");
+      require(kept_[index(l)] == kNothing && stored_[index(l)] == kNothing,
+              "the list leaves a boundary held");
   }
 
   std::int64_t live_bytes() const { return live_bytes_; }
@@ -65,12 +71,17 @@ class ChainState {
 
   const StageCosts& stage(int l) const { return chain_.stages[index(l - 1)]; }
   std::int64_t output_bytes(int l) const { return l == 0 ? 0 : stage(l).output_bytes; }
-  std::int64_t gradient_bytes(int l) const { return l == 0 ? chain_.input_grad_bytes : stage(l).grad_bytes; }
+  std::int64_t gradient_bytes(int l) const {
+    return l == 0 ? chain_.input_grad_bytes : stage(l).grad_bytes;
+  }
   std::int64_t stored_bytes(int l, int format) const {
-    return format == 0 ? output_bytes(l) : chain_.boundary_formats[index(format - 1)].stored_bytes(output_bytes(l));
+    return format == 0 ? output_bytes(l)
+                       : chain_.boundary_formats[index(format - 1)].stored_bytes(output_bytes(l));
   }
 
-  bool held(int l) const { return l == 0 || kept_[index(l)] != kNothing || stored_[index(l)] != kNothing; }
+  bool held(int l) const {
+    return l == 0 || kept_[index(l)] != kNothing || stored_[index(l)] != kNothing;
+  }
 
   /// Puts the head into a slot, unless the boundary is held already.
   std::int64_t hold_input(const Operation& operation) {
@@ -95,7 +106,8 @@ class ChainState {
   std::int64_t decode_input(int l) {
     const int input = l - 1;
     if (input == 0 || kept_[index(input)] != kNothing || stored_[index(input)] <= 0) return 0;
-    time_ns_ += chain_.boundary_formats[index(stored_[index(input)] - 1)].decode_ns(output_bytes(input));
+    time_ns_ +=
+        chain_.boundary_formats[index(stored_[index(input)] - 1)].decode_ns(output_bytes(input));
     return output_bytes(input);
   }
 
@@ -104,7 +116,8 @@ class ChainState {
     require(held(input) || head_ == input, "its input is not in memory");
     require(head_ == kNothing || head_ == input, "it leaves the forward before unused");
     require(!held(l), "its output is held already");
-    const std::int64_t peak = live_bytes_ + decode_input(l) + output_bytes(l) + stage(l).forward_transient_bytes;
+    const std::int64_t peak =
+        live_bytes_ + decode_input(l) + output_bytes(l) + stage(l).forward_transient_bytes;
     if (head_ == input) live_bytes_ -= output_bytes(input);
     live_bytes_ += output_bytes(l);
     head_ = l;
@@ -116,9 +129,11 @@ class ChainState {
     const int l = operation.stage;
     require(head_ == kNothing, "it leaves the forward before unused");
     require(!held(l), "its output is held already");
-    require(operation.option >= 0 && index(operation.option) < stage(l).options.size(), "there is no such option");
+    require(operation.option >= 0 && index(operation.option) < stage(l).options.size(),
+            "there is no such option");
     const StageOption& option = stage(l).options[index(operation.option)];
-    const std::int64_t peak = live_bytes_ + decode_input(l) + option.kept_bytes + option.forward_transient_bytes;
+    const std::int64_t peak =
+        live_bytes_ + decode_input(l) + option.kept_bytes + option.forward_transient_bytes;
     live_bytes_ += option.kept_bytes;
     kept_[index(l)] = operation.option;
     time_ns_ += option.forward_ns;
@@ -132,7 +147,8 @@ class ChainState {
     require(head_ == kNothing, "it leaves the forward before unused");
     const StageOption& option = stage(l).options[index(kept_[index(l)])];
     const std::int64_t appears = gradient_bytes(l - 1) + stage(l).param_grad_bytes;
-    const std::int64_t peak = live_bytes_ + decode_input(l) + appears + option.backward_transient_bytes;
+    const std::int64_t peak =
+        live_bytes_ + decode_input(l) + appears + option.backward_transient_bytes;
     live_bytes_ += appears - gradient_bytes(l) - option.kept_bytes;
     kept_[index(l)] = kNothing;
     gradient_ = l - 1;
@@ -179,7 +195,8 @@ Replay simulate(const ChainCosts& chain, const std::vector<Operation>& operation
     state.require_done();
   } catch (const Refusal& refusal) {
     replay.problem = position < operations.size()
-                         ? fmt::format("operation {} ({} of stage {}): {}", position, operation_name(operations[position].kind),
+                         ? fmt::format("operation {} ({} of stage {}): {}", position,
+                                       operation_name(operations[position].kind),
                                        operations[position].stage, refusal.problem)
                          : refusal.problem;
   }

@@ -4,9 +4,10 @@
 #include <limits>
 #include <stdexcept>
 
-// 64-bit minima need AVX2 to be vectorised, which a portable build must not assume: the loader picks the version for the machine.
-// Sanitizers cannot be loaded before that choice is made.
-#if defined(__x86_64__) && defined(__GLIBC__) && !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
+// 64-bit minima need AVX2 to be vectorised, which a portable build must not assume: the loader
+// picks the version for the machine. Sanitizers cannot be loaded before that choice is made.
+#if defined(__x86_64__) && defined(__GLIBC__) && !defined(__SANITIZE_ADDRESS__) && \
+    !defined(__SANITIZE_THREAD__)
 #define HEADROOM_VECTORISED __attribute__((target_clones("avx512f", "avx2", "default")))
 #else
 #define HEADROOM_VECTORISED
@@ -19,19 +20,21 @@ namespace {
 constexpr std::int64_t kNever = std::int64_t{1} << 61;
 /// An index that no budget reaches, far enough from the limits to be added to.
 constexpr std::int64_t kNoIndex = std::numeric_limits<std::int64_t>::max() / 4;
-constexpr std::int64_t kBlockEntries = std::int64_t{1} << 12;  ///< of the first block; later ones are larger
+constexpr std::int64_t kBlockEntries = std::int64_t{1}
+                                       << 12;  ///< of the first block; later ones are larger
 constexpr std::int64_t kZero = 0;
 
-HEADROOM_VECTORISED void relax_both(std::int64_t* __restrict best, const std::int64_t* __restrict a, const std::int64_t* __restrict b,
-                                    std::int64_t time_ns, std::int64_t count) {
+HEADROOM_VECTORISED void relax_both(std::int64_t* __restrict best, const std::int64_t* __restrict a,
+                                    const std::int64_t* __restrict b, std::int64_t time_ns,
+                                    std::int64_t count) {
   for (std::int64_t i = 0; i < count; ++i) {
     const std::int64_t candidate = a[i] + b[i] + time_ns;
     best[i] = candidate < best[i] ? candidate : best[i];
   }
 }
 
-HEADROOM_VECTORISED void relax_one(std::int64_t* __restrict best, const std::int64_t* __restrict a, std::int64_t time_ns,
-                                   std::int64_t count) {
+HEADROOM_VECTORISED void relax_one(std::int64_t* __restrict best, const std::int64_t* __restrict a,
+                                   std::int64_t time_ns, std::int64_t count) {
   for (std::int64_t i = 0; i < count; ++i) {
     const std::int64_t candidate = a[i] + time_ns;
     best[i] = candidate < best[i] ? candidate : best[i];
@@ -40,7 +43,8 @@ HEADROOM_VECTORISED void relax_one(std::int64_t* __restrict best, const std::int
 
 }  // namespace
 
-SlotTable::SlotTable(const ChainNumbers& numbers, const Intervals& intervals, const Grid& grid, bool prune)
+SlotTable::SlotTable(const ChainNumbers& numbers, const Intervals& intervals, const Grid& grid,
+                     bool prune)
     : numbers_(numbers), intervals_(intervals), grid_(grid), prune_(prune) {
   nothing_.lo = nothing_.hi = -kNoIndex;
   nothing_.values = &kZero;
@@ -75,7 +79,9 @@ std::int64_t SlotTable::lowest_index(int first, int last, int format) const {
   for (const ChainNumbers::Option& option : numbers_.options[numbers_.at(first)]) {
     const std::int64_t after = grid_.units(option.S) + rest.lo;
     if (after >= lowest) continue;
-    lowest = std::min(lowest, std::max(after, grid_.index_of_need(numbers_.keep_need(first, last, format, option))));
+    lowest = std::min(
+        lowest,
+        std::max(after, grid_.index_of_need(numbers_.keep_need(first, last, format, option))));
   }
   Sweep sweep(numbers_, first, last, format);
   for (int split = first + 1; split <= last; ++split) {
@@ -86,9 +92,11 @@ std::int64_t SlotTable::lowest_index(int first, int last, int format) const {
     for (int q = 0; q < numbers_.num_formats; ++q) {
       const std::int64_t right_lo = row(right_id, q).lo;
       if (right_lo >= lowest) continue;
-      const std::int64_t parts = std::max(left.lo + grid_.units(numbers_.P[numbers_.at(last)] - numbers_.P[numbers_.at(split - 1)]),
-                                          right_lo + grid_.units(numbers_.stored[numbers_.at(q)][numbers_.at(split - 1)]));
-      if (parts < lowest) lowest = std::min(lowest, std::max(parts, grid_.index_of_need(sweep.need(q))));
+      const std::int64_t parts = std::max(
+          left.lo + grid_.units(numbers_.P[numbers_.at(last)] - numbers_.P[numbers_.at(split - 1)]),
+          right_lo + grid_.units(numbers_.stored[numbers_.at(q)][numbers_.at(split - 1)]));
+      if (parts < lowest)
+        lowest = std::min(lowest, std::max(parts, grid_.index_of_need(sweep.need(q))));
     }
   }
   return lowest;
@@ -96,10 +104,12 @@ std::int64_t SlotTable::lowest_index(int first, int last, int format) const {
 
 /// From this index on the fastest option of every stage can be kept, and nothing is faster.
 std::int64_t SlotTable::ample_index(int first, int last, int format) const {
-  const ChainNumbers::Option& fastest = numbers_.options[numbers_.at(first)][numbers_.at(numbers_.fastest[numbers_.at(first)])];
+  const ChainNumbers::Option& fastest =
+      numbers_.options[numbers_.at(first)][numbers_.at(numbers_.fastest[numbers_.at(first)])];
   const std::int64_t own = grid_.index_of_need(numbers_.keep_need(first, last, format, fastest));
   if (first == last) return own;
-  const std::size_t rest = numbers_.at(intervals_.id(first + 1, last)) * numbers_.at(numbers_.num_formats);
+  const std::size_t rest =
+      numbers_.at(intervals_.id(first + 1, last)) * numbers_.at(numbers_.num_formats);
   return std::min(kNoIndex, std::max(own, grid_.units(fastest.S) + ample_[rest]));
 }
 
@@ -107,8 +117,11 @@ void SlotTable::relax_keeps(int first, int last, int format) {
   const Row& rest = rest_row(first, last);
   for (const ChainNumbers::Option& option : numbers_.options[numbers_.at(first)]) {
     const std::int64_t shift = grid_.units(option.S);
-    const std::int64_t begin = std::max(shift + rest.lo, grid_.index_of_need(numbers_.keep_need(first, last, format, option)));
-    if (begin <= scratch_hi_) relax(begin, scratch_hi_ + 1, rest, shift, nothing_, 0, numbers_.keep_ns(first, format, option));
+    const std::int64_t begin = std::max(
+        shift + rest.lo, grid_.index_of_need(numbers_.keep_need(first, last, format, option)));
+    if (begin <= scratch_hi_)
+      relax(begin, scratch_hi_ + 1, rest, shift, nothing_, 0,
+            numbers_.keep_ns(first, format, option));
   }
 }
 
@@ -122,28 +135,36 @@ void SlotTable::relax_splits(int first, int last, int format) {
     for (int q = 0; q < numbers_.num_formats; ++q) {
       const Row& right = row(right_id, q);
       if (right.lo > scratch_hi_) continue;
-      const std::int64_t left_shift = grid_.units(numbers_.P[numbers_.at(last)] - numbers_.P[numbers_.at(split - 1)]);
-      const std::int64_t right_shift = grid_.units(numbers_.stored[numbers_.at(q)][numbers_.at(split - 1)]);
+      const std::int64_t left_shift =
+          grid_.units(numbers_.P[numbers_.at(last)] - numbers_.P[numbers_.at(split - 1)]);
+      const std::int64_t right_shift =
+          grid_.units(numbers_.stored[numbers_.at(q)][numbers_.at(split - 1)]);
       std::int64_t begin = std::max({scratch_lo_, left.lo + left_shift, right.lo + right_shift});
       if (begin > scratch_hi_) continue;
       const std::int64_t time_ns = sweep.time_ns(q);
-      // The row falls as memory grows, so that what the split can at best reach wins on a prefix of the indices or nowhere.
+      // The row falls as memory grows, so that what the split can at best reach wins on a prefix of
+      // the indices or nowhere.
       const std::int64_t at_best = time_ns + left.best() + right.best();
       const auto wins = [&](std::int64_t value) { return value > at_best; };
-      const auto position = [&](std::int64_t index) { return scratch_.begin() + (index - scratch_lo_); };
+      const auto position = [&](std::int64_t index) {
+        return scratch_.begin() + (index - scratch_lo_);
+      };
       if (prune_ && !wins(*position(begin))) continue;
       begin = std::max(begin, grid_.index_of_need(sweep.need(q)));
       if (begin > scratch_hi_) continue;
       std::int64_t end = scratch_hi_ + 1;
-      if (prune_) end = scratch_lo_ + (std::partition_point(position(begin), scratch_.end(), wins) - scratch_.begin());
+      if (prune_)
+        end = scratch_lo_ +
+              (std::partition_point(position(begin), scratch_.end(), wins) - scratch_.begin());
       if (begin < end) relax(begin, end, right, right_shift, left, left_shift, time_ns);
     }
   }
 }
 
-/// Lowers the row to a[i - a_shift] + b[i - b_shift] + time_ns for begin <= i < end, both rows being constant above their last entry.
-void SlotTable::relax(std::int64_t begin, std::int64_t end, const Row& a, std::int64_t a_shift, const Row& b, std::int64_t b_shift,
-                      std::int64_t time_ns) {
+/// Lowers the row to a[i - a_shift] + b[i - b_shift] + time_ns for begin <= i < end, both rows
+/// being constant above their last entry.
+void SlotTable::relax(std::int64_t begin, std::int64_t end, const Row& a, std::int64_t a_shift,
+                      const Row& b, std::int64_t b_shift, std::int64_t time_ns) {
   if (a.hi + a_shift < b.hi + b_shift) {
     relax(begin, end, b, b_shift, a, a_shift, time_ns);
     return;
@@ -151,12 +172,14 @@ void SlotTable::relax(std::int64_t begin, std::int64_t end, const Row& a, std::i
   const auto best = [this](std::int64_t index) { return scratch_.data() + (index - scratch_lo_); };
   const std::int64_t both_end = std::min(end, b.hi + b_shift);
   if (begin < both_end) {
-    relax_both(best(begin), a.values + (begin - a_shift - a.lo), b.values + (begin - b_shift - b.lo), time_ns, both_end - begin);
+    relax_both(best(begin), a.values + (begin - a_shift - a.lo),
+               b.values + (begin - b_shift - b.lo), time_ns, both_end - begin);
     begin = both_end;
   }
   const std::int64_t one_end = std::min(end, a.hi + a_shift);
   if (begin < one_end) {
-    relax_one(best(begin), a.values + (begin - a_shift - a.lo), time_ns + b.best(), one_end - begin);
+    relax_one(best(begin), a.values + (begin - a_shift - a.lo), time_ns + b.best(),
+              one_end - begin);
     begin = one_end;
   }
   const std::int64_t constant = time_ns + a.best() + b.best();
@@ -166,7 +189,8 @@ void SlotTable::relax(std::int64_t begin, std::int64_t end, const Row& a, std::i
 /// Copies the row to its place, without its constant end.
 void SlotTable::store_row(Row& result) {
   const auto constant_from =
-      std::partition_point(scratch_.begin(), scratch_.end(), [&](std::int64_t value) { return value > scratch_.back(); });
+      std::partition_point(scratch_.begin(), scratch_.end(),
+                           [&](std::int64_t value) { return value > scratch_.back(); });
   const std::int64_t count = constant_from - scratch_.begin() + 1;
   if (count > block_left_) {
     block_left_ = std::max(count, kBlockEntries << std::min<std::size_t>(blocks_.size(), 8));
@@ -195,9 +219,10 @@ std::vector<Operation> SlotTable::extract(std::int64_t index) const {
   const Row& whole = chain_row();
   const std::int64_t last = std::min(index, whole.hi) - whole.lo;
   const std::int64_t time_ns = whole.values[last];
-  const std::int64_t* const least =
-      std::partition_point(whole.values, whole.values + last, [&](std::int64_t value) { return value > time_ns; });
-  return expand_schedule(numbers_.L, whole.lo + (least - whole.values), [this](const Interval& interval) { return decide(interval); });
+  const std::int64_t* const least = std::partition_point(
+      whole.values, whole.values + last, [&](std::int64_t value) { return value > time_ns; });
+  return expand_schedule(numbers_.L, whole.lo + (least - whole.values),
+                         [this](const Interval& interval) { return decide(interval); });
 }
 
 /// Finds again the choice that gave the entry its value.
@@ -209,18 +234,23 @@ Decision SlotTable::decide(const Interval& interval) const {
   const std::vector<ChainNumbers::Option>& options = numbers_.options[numbers_.at(first)];
   for (std::size_t k = 0; k < options.size(); ++k) {
     const std::int64_t left = index - grid_.units(options[k].S);
-    if (left < rest.lo || index < grid_.index_of_need(numbers_.keep_need(first, last, format, options[k]))) continue;
-    if (rest.at(left) + numbers_.keep_ns(first, format, options[k]) == time_ns) return Decision::keep(static_cast<int>(k), left);
+    if (left < rest.lo ||
+        index < grid_.index_of_need(numbers_.keep_need(first, last, format, options[k])))
+      continue;
+    if (rest.at(left) + numbers_.keep_ns(first, format, options[k]) == time_ns)
+      return Decision::keep(static_cast<int>(k), left);
   }
   Sweep sweep(numbers_, first, last, format);
   for (int split = first + 1; split <= last; ++split) {
     sweep.extend_to(split);
     const Row& left = row(intervals_.id(first, split - 1), format);
-    const std::int64_t left_index = index - grid_.units(numbers_.P[numbers_.at(last)] - numbers_.P[numbers_.at(split - 1)]);
+    const std::int64_t left_index =
+        index - grid_.units(numbers_.P[numbers_.at(last)] - numbers_.P[numbers_.at(split - 1)]);
     if (left_index < left.lo) continue;
     for (int q = 0; q < numbers_.num_formats; ++q) {
       const Row& right = row(intervals_.id(split, last), q);
-      const std::int64_t right_index = index - grid_.units(numbers_.stored[numbers_.at(q)][numbers_.at(split - 1)]);
+      const std::int64_t right_index =
+          index - grid_.units(numbers_.stored[numbers_.at(q)][numbers_.at(split - 1)]);
       if (right_index < right.lo || index < grid_.index_of_need(sweep.need(q))) continue;
       if (sweep.time_ns(q) + right.at(right_index) + left.at(left_index) == time_ns)
         return Decision::sweep(split, q, right_index, left_index);

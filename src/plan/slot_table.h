@@ -4,13 +4,14 @@
 #include "plan/schedule.h"
 
 #include <cstdint>
-#include <memory>
 #include <vector>
+#include "memory"
 
 namespace headroom {
 
-/// How bytes of memory become indices: index i stands for residue + i * slot bytes. Needs are compared in exact bytes; what an
-/// operation takes away for the rest of its interval is rounded to whole slots, up (a plan that fits) or down (a bound on its time).
+/// How bytes of memory become indices: index i stands for residue + i * slot bytes. Needs are
+/// compared in exact bytes; what an operation takes away for the rest of its interval is rounded to
+/// whole slots, up (a plan that fits) or down (a bound on its time).
 struct Grid {
   std::int64_t slot_bytes = 1;
   std::int64_t residue_bytes = 0;
@@ -24,9 +25,12 @@ struct Grid {
   /// The smallest index with at least that many bytes.
   std::int64_t index_of_need(std::int64_t bytes) const {
     if (bytes <= residue_bytes) return 0;
-    return slot_bytes == 1 ? bytes - residue_bytes : (bytes - residue_bytes + slot_bytes - 1) / slot_bytes;
+    return slot_bytes == 1 ? bytes - residue_bytes
+                           : (bytes - residue_bytes + slot_bytes - 1) / slot_bytes;
   }
-  std::int64_t index_of_budget(std::int64_t bytes) const { return bytes < residue_bytes ? -1 : (bytes - residue_bytes) / slot_bytes; }
+  std::int64_t index_of_budget(std::int64_t bytes) const {
+    return bytes < residue_bytes ? -1 : (bytes - residue_bytes) / slot_bytes;
+  }
   std::int64_t bytes(std::int64_t index) const { return residue_bytes + index * slot_bytes; }
 };
 
@@ -41,7 +45,8 @@ class SlotTable {
   std::int64_t time_ns(std::int64_t index) const { return chain_row().at(index); }
   /// The indices at which the time of the whole chain changes, in ascending order.
   std::vector<std::int64_t> steps() const;
-  /// The operations of a fastest schedule at a feasible index. Of equal ones: keeping before sweeping, then the lowest numbers.
+  /// The operations of a fastest schedule at a feasible index. Of equal ones: keeping before
+  /// sweeping, then the lowest numbers.
   std::vector<Operation> extract(std::int64_t index) const;
 
  private:
@@ -56,18 +61,21 @@ class SlotTable {
   };
 
   const Row& row(int id, int format) const {
-    return rows_[ChainNumbers::at(id) * ChainNumbers::at(numbers_.num_formats) + ChainNumbers::at(format)];
+    return rows_[ChainNumbers::at(id) * ChainNumbers::at(numbers_.num_formats) +
+                 ChainNumbers::at(format)];
   }
   const Row& chain_row() const { return row(intervals_.id(1, numbers_.L), 0); }
-  const Row& rest_row(int first, int last) const { return first < last ? row(intervals_.id(first + 1, last), 0) : nothing_; }
+  const Row& rest_row(int first, int last) const {
+    return first < last ? row(intervals_.id(first + 1, last), 0) : nothing_;
+  }
 
   void solve(int id, int format);
   std::int64_t lowest_index(int first, int last, int format) const;
   std::int64_t ample_index(int first, int last, int format) const;
   void relax_keeps(int first, int last, int format);
   void relax_splits(int first, int last, int format);
-  void relax(std::int64_t begin, std::int64_t end, const Row& a, std::int64_t a_shift, const Row& b, std::int64_t b_shift,
-             std::int64_t time_ns);
+  void relax(std::int64_t begin, std::int64_t end, const Row& a, std::int64_t a_shift, const Row& b,
+             std::int64_t b_shift, std::int64_t time_ns);
   void store_row(Row& row);
   Decision decide(const Interval& interval) const;
 

@@ -1,4 +1,4 @@
-#include <headroom/report/html_page.h>
+#include "report/html_page.h"
 
 #include <headroom/core/bytes.h>
 #include <headroom/core/version.h>
@@ -67,13 +67,19 @@ svg text.limit { fill: var(--limit); paint-order: stroke; stroke: var(--card); s
 )";
 
 // Owners from the bottom of a stack up: what stays first, what comes and goes last.
-constexpr std::array<const char*, 6> kOwners = {"weights", "optimizer", "gradients", "inputs", "other", "activations"};
+constexpr std::array<const char*, 6> kOwners = {"weights", "optimizer", "gradients",
+                                                "inputs",  "other",     "activations"};
 
-std::string card(const std::string& name, const std::string& value, const std::string& note, double share = -1) {
+std::string card(const std::string& name, const std::string& value, const std::string& note,
+                 double share = -1) {
   std::string meter;
-  if (share >= 0) meter = fmt::format("<div class=\"meter\"><div style=\"width:{:.1f}%\"></div></div>", 100 * std::min(share, 1.0));
-  return fmt::format("<div class=\"card\"><div class=\"name\">{}</div><div class=\"value\">{}</div>{}<div class=\"note\">{}</div></div>\n",
-                     escape_html(name), escape_html(value), meter, escape_html(note));
+  if (share >= 0)
+    meter = fmt::format("<div class=\"meter\"><div style=\"width:{:.1f}%\"></div></div>",
+                        100 * std::min(share, 1.0));
+  return fmt::format(
+      "<div class=\"card\"><div class=\"name\">{}</div><div class=\"value\">{}</div>{}<div "
+      "class=\"note\">{}</div></div>\n",
+      escape_html(name), escape_html(value), meter, escape_html(note));
 }
 
 std::string duration(double seconds) {
@@ -90,65 +96,86 @@ std::string count_text(double count) {
 }
 
 // How far a measurement is from its prediction: "+3.1%".
-std::string deviation(double measured, double predicted) { return fmt::format("{:+.1f}%", 100 * (measured / predicted - 1)); }
+std::string deviation(double measured, double predicted) {
+  return fmt::format("{:+.1f}%", 100 * (measured / predicted - 1));
+}
 
 std::string headline(const TrainResults& r) {
-  std::string cards = card("Loss", fmt::format("{:.4f}", r.final_loss), fmt::format("last global batch; {:.4f} in the mean", r.train_loss));
+  std::string cards = card("Loss", fmt::format("{:.4f}", r.final_loss),
+                           fmt::format("last global batch; {:.4f} in the mean", r.train_loss));
   if (r.eval) {
-    cards += r.eval->accuracy
-                 ? card("Accuracy", fmt::format("{:.2f}%", 100 * *r.eval->accuracy), fmt::format("evaluation, loss {:.4f}", r.eval->loss))
-                 : card("Evaluation loss", fmt::format("{:.4f}", r.eval->loss), "after the last update");
+    cards += r.eval->accuracy ? card("Accuracy", fmt::format("{:.2f}%", 100 * *r.eval->accuracy),
+                                     fmt::format("evaluation, loss {:.4f}", r.eval->loss))
+                              : card("Evaluation loss", fmt::format("{:.4f}", r.eval->loss),
+                                     "after the last update");
   }
-  cards += card("Time", duration(r.train_runtime), fmt::format("{:.3f} s per update (median)", r.measured_step_seconds));
+  cards += card("Time", duration(r.train_runtime),
+                fmt::format("{:.3f} s per update (median)", r.measured_step_seconds));
   cards += card("Speed", fmt::format("{:.1f}", r.train_samples_per_second), "samples per second");
-  const auto peak = static_cast<double>(r.peak_memory_bytes), budget = static_cast<double>(r.memory_budget_bytes);
-  cards += r.memory_budget_bytes > 0
-               ? card("Peak memory", format_bytes(r.peak_memory_bytes),
-                      fmt::format("{:.1f}% of the budget of {}", 100 * peak / budget, format_bytes(r.memory_budget_bytes)), peak / budget)
-               : card("Peak memory", format_bytes(r.peak_memory_bytes),
-                      fmt::format("activations {}; no budget", format_bytes(r.peak_activation_bytes)));
+  const auto peak = static_cast<double>(r.peak_memory_bytes),
+             budget = static_cast<double>(r.memory_budget_bytes);
+  cards +=
+      r.memory_budget_bytes > 0
+          ? card("Peak memory", format_bytes(r.peak_memory_bytes),
+                 fmt::format("{:.1f}% of the budget of {}", 100 * peak / budget,
+                             format_bytes(r.memory_budget_bytes)),
+                 peak / budget)
+          : card("Peak memory", format_bytes(r.peak_memory_bytes),
+                 fmt::format("activations {}; no budget", format_bytes(r.peak_activation_bytes)));
   if (r.predicted_peak_bytes > 0) {
     cards += card("Predicted peak", format_bytes(r.predicted_peak_bytes),
                   "measured " + deviation(peak, static_cast<double>(r.predicted_peak_bytes)));
   }
   if (r.predicted_step_seconds > 0) {
-    cards +=
-        card("Predicted update", fmt::format("{:.3f} s", r.predicted_step_seconds),
-             fmt::format("measured {:.3f} s, {}", r.measured_step_seconds, deviation(r.measured_step_seconds, r.predicted_step_seconds)));
+    cards += card("Predicted update", fmt::format("{:.3f} s", r.predicted_step_seconds),
+                  fmt::format("measured {:.3f} s, {}", r.measured_step_seconds,
+                              deviation(r.measured_step_seconds, r.predicted_step_seconds)));
   }
-  if (r.num_skipped_updates > 0) cards += card("Skipped updates", std::to_string(r.num_skipped_updates), "gradients that were not finite");
+  if (r.num_skipped_updates > 0)
+    cards += card("Skipped updates", std::to_string(r.num_skipped_updates),
+                  "gradients that were not finite");
   if (r.num_recoveries > 0)
-    cards += card("Recoveries", std::to_string(r.num_recoveries), "steps that ran out of memory and were made again");
+    cards += card("Recoveries", std::to_string(r.num_recoveries),
+                  "steps that ran out of memory and were made again");
   return "<section class=\"cards\">\n" + cards + "</section>\n";
 }
 
-std::string legend_entry(const std::string& name, const std::string& colour, const char* shape = "") {
+std::string legend_entry(const std::string& name, const std::string& colour,
+                         const char* shape = "") {
   const char* property = *shape == '\0' ? "background" : "border-color";
-  return fmt::format("<span><i class=\"{}\" style=\"{}:var(--{})\"></i>{}</span>", shape, property, colour, escape_html(name));
+  return fmt::format("<span><i class=\"{}\" style=\"{}:var(--{})\"></i>{}</span>", shape, property,
+                     colour, escape_html(name));
 }
 
 std::string section(const std::string& title, const std::string& text, const std::string& content) {
-  return fmt::format("<section>\n<h2>{}</h2>\n<p>{}</p>\n{}</section>\n", escape_html(title), escape_html(text), content);
+  return fmt::format("<section>\n<h2>{}</h2>\n<p>{}</p>\n{}</section>\n", escape_html(title),
+                     escape_html(text), content);
 }
 
 std::string curves(const RunRecord& run) {
   if (run.updates.empty())
-    return section("Loss", "No update was logged: --report_to none, or --logging_steps above the number of updates.", "");
-  ChartLine train{"training loss", "train", {}, run.updates.size() == 1}, rate{"learning rate", "rate", {}, run.updates.size() == 1};
+    return section(
+        "Loss",
+        "No update was logged: --report_to none, or --logging_steps above the number of updates.",
+        "");
+  ChartLine train{"training loss", "train", {}, run.updates.size() == 1},
+      rate{"learning rate", "rate", {}, run.updates.size() == 1};
   for (const RunRecord::Update& update : run.updates) {
     train.points.emplace_back(update.step, update.loss);
     rate.points.emplace_back(update.step, update.learning_rate);
   }
   ChartLine eval{"evaluation loss", "eval", {}, true};
-  for (const RunRecord::Evaluation& evaluation : run.evaluations) eval.points.emplace_back(evaluation.step, evaluation.loss);
+  for (const RunRecord::Evaluation& evaluation : run.evaluations)
+    eval.points.emplace_back(evaluation.step, evaluation.loss);
   std::vector<ChartLine> losses{train};
   std::string legend = legend_entry("training", "train");
   if (!eval.points.empty()) {
     losses.push_back(eval);
     legend += legend_entry("evaluation", "eval");
   }
-  return section("Loss", "Of the global batch, at each logged update.",
-                 "<div class=\"legend\">" + legend + "</div>\n" + line_chart(losses, "update", 320)) +
+  return section(
+             "Loss", "Of the global batch, at each logged update.",
+             "<div class=\"legend\">" + legend + "</div>\n" + line_chart(losses, "update", 320)) +
          section("Learning rate", "At each logged update.", line_chart({rate}, "update", 190));
 }
 
@@ -157,14 +184,19 @@ std::string owner_table(const TrainResults& r) {
   for (const char* owner : kOwners) {
     const auto found = r.peak_bytes_by_owner.find(owner);
     if (found == r.peak_bytes_by_owner.end()) continue;
-    rows += fmt::format("<tr><td>{}</td><td class=\"right\">{}</td></tr>\n", owner, format_bytes(found->second));
+    rows += fmt::format("<tr><td>{}</td><td class=\"right\">{}</td></tr>\n", owner,
+                        format_bytes(found->second));
   }
-  return "<div class=\"scroll\"><table><tr><th>owner</th><th class=\"right\">its own peak</th></tr>\n" + rows + "</table></div>\n";
+  return "<div class=\"scroll\"><table><tr><th>owner</th><th class=\"right\">its own "
+         "peak</th></tr>\n" +
+         rows + "</table></div>\n";
 }
 
 std::string memory(const RunRecord& run) {
   if (run.timeline.empty()) {
-    return section("Memory", "The most that each owner held. A run with --memory_budget or --gradient_checkpointing also shows one step.",
+    return section("Memory",
+                   "The most that each owner held. A run with --memory_budget or "
+                   "--gradient_checkpointing also shows one step.",
                    owner_table(run.results));
   }
   StackedChart chart;
@@ -174,7 +206,8 @@ std::string memory(const RunRecord& run) {
     double most = 0;
     for (const RunRecord::Moment& moment : run.timeline) {
       const auto found = moment.bytes_by_owner.find(owner);
-      layer.bytes.push_back(found == moment.bytes_by_owner.end() ? 0.0 : static_cast<double>(found->second));
+      layer.bytes.push_back(
+          found == moment.bytes_by_owner.end() ? 0.0 : static_cast<double>(found->second));
       most = std::max(most, layer.bytes.back());
     }
     if (most > 0) legend += legend_entry(owner, owner);
@@ -192,13 +225,16 @@ std::string memory(const RunRecord& run) {
     legend += legend_entry("budget", "limit", "dash");
   }
   return section("Memory of one step",
-                 "Bytes by owner after each operation of one micro-batch of the first update, as measured: forward up, backward down.",
-                 "<div class=\"legend\">" + legend + "</div>\n" + stacked_chart(chart, 340) + "<details><summary>Peaks by owner</summary>" +
-                     owner_table(run.results) + "</details>\n");
+                 "Bytes by owner after each operation of one micro-batch of the first update, as "
+                 "measured: forward up, backward down.",
+                 "<div class=\"legend\">" + legend + "</div>\n" + stacked_chart(chart, 340) +
+                     "<details><summary>Peaks by owner</summary>" + owner_table(run.results) +
+                     "</details>\n");
 }
 
 bool same_decision(const RunRecord::Stage& a, const RunRecord::Stage& b) {
-  return a.decision == b.decision && a.kept_bytes == b.kept_bytes && a.extra_seconds == b.extra_seconds;
+  return a.decision == b.decision && a.kept_bytes == b.kept_bytes &&
+         a.extra_seconds == b.extra_seconds;
 }
 
 std::string plan_table(const RunRecord& run) {
@@ -213,23 +249,29 @@ std::string plan_table(const RunRecord& run) {
     std::size_t end = first + 1;
     while (end < run.stages.size() && same_decision(stage, run.stages[end])) ++end;
     const std::size_t count = end - first;
-    const std::string name = count == 1 ? escape_html(stage.name)
-                                        : fmt::format("{} … {} <span style=\"color:var(--soft)\">({} stages)</span>",
-                                                      escape_html(stage.name), escape_html(run.stages[end - 1].name), count);
+    const std::string name =
+        count == 1
+            ? escape_html(stage.name)
+            : fmt::format("{} … {} <span style=\"color:var(--soft)\">({} stages)</span>",
+                          escape_html(stage.name), escape_html(run.stages[end - 1].name), count);
     rows += fmt::format(
-        "<tr><td>{}</td><td>{}</td><td class=\"right\">{}<span class=\"bar\" style=\"width:{:.0f}px\"></span></td>"
+        "<tr><td>{}</td><td>{}</td><td class=\"right\">{}<span class=\"bar\" "
+        "style=\"width:{:.0f}px\"></span></td>"
         "<td class=\"right\">{:.2f} ms</td></tr>\n",
         name, escape_html(stage.decision), format_bytes(stage.kept_bytes),
-        90.0 * static_cast<double>(stage.kept_bytes) / static_cast<double>(most), 1e3 * stage.extra_seconds);
+        90.0 * static_cast<double>(stage.kept_bytes) / static_cast<double>(most),
+        1e3 * stage.extra_seconds);
     extra += static_cast<double>(count) * stage.extra_seconds;
     first = end;
   }
   return section(
       "Plan",
-      fmt::format("Policy {}: what each stage keeps for backward, and what that costs against keeping everything: {:+.2f} ms per "
+      fmt::format("Policy {}: what each stage keeps for backward, and what that costs against "
+                  "keeping everything: {:+.2f} ms per "
                   "micro-batch. {:.1f}% of forwards are made again.",
                   run.policy, 1e3 * extra, 100 * run.results.recomputed_forward_fraction),
-      "<div class=\"scroll\"><table><tr><th>stage</th><th>decision</th><th class=\"right\">kept</th><th class=\"right\">extra "
+      "<div class=\"scroll\"><table><tr><th>stage</th><th>decision</th><th "
+      "class=\"right\">kept</th><th class=\"right\">extra "
       "time</th></tr>\n" +
           rows + "</table></div>\n");
 }
@@ -237,9 +279,12 @@ std::string plan_table(const RunRecord& run) {
 std::string settings(const RunRecord& run) {
   std::string rows;
   for (const auto& [name, value] : run.settings) {
-    rows += fmt::format("<div><span>{}</span><code>{}</code></div>\n", escape_html(name), escape_html(value));
+    rows += fmt::format("<div><span>{}</span><code>{}</code></div>\n", escape_html(name),
+                        escape_html(value));
   }
-  return rows.empty() ? "" : section("Settings", "Those that differ from the defaults.", "<div class=\"settings\">\n" + rows + "</div>\n");
+  return rows.empty() ? ""
+                      : section("Settings", "Those that differ from the defaults.",
+                                "<div class=\"settings\">\n" + rows + "</div>\n");
 }
 
 }  // namespace
@@ -249,15 +294,20 @@ std::string to_html(const RunRecord& run) {
   const std::string title = escape_html(run.name);
   std::string page = fmt::format(
       "<!doctype html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n"
-      "<meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n<title>{} - Headroom</title>\n"
+      "<meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n<title>{} - "
+      "Headroom</title>\n"
       "<style>{}</style>\n</head>\n<body>\n<main>\n",
       title, kStyle);
-  page += fmt::format("<header><h1>{}</h1><p>{} parameters, {} updates ({:.2f} epochs), {} x {} samples per update{}</p></header>\n", title,
-                      count_text(static_cast<double>(r.num_parameters)), r.global_step, r.epoch, r.gradient_accumulation_steps,
-                      r.micro_batch_size, r.world_size > 1 ? fmt::format(" on each of {} ranks", r.world_size) : "");
+  page += fmt::format(
+      "<header><h1>{}</h1><p>{} parameters, {} updates ({:.2f} epochs), {} x {} samples per "
+      "update{}</p></header>\n",
+      title, count_text(static_cast<double>(r.num_parameters)), r.global_step, r.epoch,
+      r.gradient_accumulation_steps, r.micro_batch_size,
+      r.world_size > 1 ? fmt::format(" on each of {} ranks", r.world_size) : "");
   page += headline(r) + curves(run) + memory(run) + plan_table(run) + settings(run);
-  page += fmt::format("<footer>Made by headroom {}. Weights: <code>{}</code></footer>\n</main>\n</body>\n</html>\n", kVersion,
-                      escape_html(r.weights_sha256));
+  page += fmt::format(
+      "<footer>Made by headroom {}. Weights: <code>{}</code></footer>\n</main>\n</body>\n</html>\n",
+      kVersion, escape_html(r.weights_sha256));
   return page;
 }
 

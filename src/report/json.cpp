@@ -1,4 +1,4 @@
-#include <headroom/report/json.h>
+#include "report/json.h"
 
 #include <headroom/core/error.h>
 
@@ -79,7 +79,9 @@ Json& Json::push(std::int64_t value) {
   return *this;
 }
 
-std::string Json::dump(int indent) const { return value_->json.dump(indent, ' ', false, nlohmann::json::error_handler_t::replace); }
+std::string Json::dump(int indent) const {
+  return value_->json.dump(indent, ' ', false, nlohmann::json::error_handler_t::replace);
+}
 
 void write_file_atomically(const std::string& path, const std::string& text) {
   const std::string temporary = fmt::format("{}.{}.tmp", path, ::getpid());

@@ -1,4 +1,4 @@
-#include <headroom/report/progress.h>
+#include "report/progress.h"
 
 #include <headroom/core/bytes.h>
 #include <headroom/core/error.h>
@@ -27,7 +27,8 @@ std::string clock_text(double seconds) {
 std::string bar(double share) {
   constexpr int kWidth = 20;
   const int filled = std::clamp(static_cast<int>(share * kWidth), 0, kWidth);
-  return std::string(static_cast<std::size_t>(filled), '#') + std::string(static_cast<std::size_t>(kWidth - filled), '.');
+  return std::string(static_cast<std::size_t>(filled), '#') +
+         std::string(static_cast<std::size_t>(kWidth - filled), '.');
 }
 
 // A line that was cut short by a crash is no JSON, and is left out.
@@ -36,24 +37,33 @@ std::string lines_up_to(const std::string& path, std::int64_t last_step) {
   std::ifstream file(path);
   for (std::string line; last_step > 0 && std::getline(file, line);) {
     const nlohmann::json json = nlohmann::json::parse(line, nullptr, /*allow_exceptions=*/false);
-    if (json.is_object() && json.contains("step") && json["step"].is_number_integer() && json["step"] <= last_step) kept += line + "\n";
+    if (json.is_object() && json.contains("step") && json["step"].is_number_integer() &&
+        json["step"] <= last_step)
+      kept += line + "\n";
   }
   return kept;
 }
 
 }  // namespace
 
-Progress::Progress(bool on) : on_(on), is_terminal_(isatty(STDERR_FILENO) != 0), started_(Clock::now()), last_drawn_(started_) {}
+Progress::Progress(bool on)
+    : on_(on),
+      is_terminal_(isatty(STDERR_FILENO) != 0),
+      started_(Clock::now()),
+      last_drawn_(started_) {}
 
 Progress::~Progress() { finish(); }
 
 std::string Progress::line(const ProgressState& state) const {
   const double elapsed = std::chrono::duration<double>(Clock::now() - started_).count();
   const std::int64_t done = state.step - first_step_;
-  const double left = done > 0 ? elapsed / static_cast<double>(done) * static_cast<double>(state.total_steps - state.step) : 0.0;
-  return fmt::format("epoch {:.2f}  step {}/{}  loss {:.4f}  {:.0f} samples/s  memory {} (peak {})  left {}", state.epoch, state.step,
-                     state.total_steps, state.loss, state.samples_per_second, format_bytes(state.live_bytes),
-                     format_bytes(state.peak_bytes), clock_text(left));
+  const double left = done > 0 ? elapsed / static_cast<double>(done) *
+                                     static_cast<double>(state.total_steps - state.step)
+                               : 0.0;
+  return fmt::format(
+      "epoch {:.2f}  step {}/{}  loss {:.4f}  {:.0f} samples/s  memory {} (peak {})  left {}",
+      state.epoch, state.step, state.total_steps, state.loss, state.samples_per_second,
+      format_bytes(state.live_bytes), format_bytes(state.peak_bytes), clock_text(left));
 }
 
 void Progress::update(const ProgressState& state) {
@@ -63,7 +73,9 @@ void Progress::update(const ProgressState& state) {
   if (drawn_ && now - last_drawn_ < std::chrono::milliseconds(100)) return;
   last_drawn_ = now;
   drawn_ = true;
-  const double share = state.total_steps > 0 ? static_cast<double>(state.step) / static_cast<double>(state.total_steps) : 0.0;
+  const double share = state.total_steps > 0 ? static_cast<double>(state.step) /
+                                                   static_cast<double>(state.total_steps)
+                                             : 0.0;
   std::fprintf(stderr, "\r[%s] %s\033[K", bar(share).c_str(), line(state).c_str());
 }
 

@@ -1,5 +1,7 @@
 #include <headroom/report/results.h>
 
+#include "report/json.h"
+
 namespace headroom {
 
 Json to_json(const TrainResults& results) {

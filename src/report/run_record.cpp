@@ -1,4 +1,4 @@
-#include <headroom/report/run_record.h>
+#include "report/run_record.h"
 
 #include <headroom/core/error.h>
 
@@ -18,7 +18,9 @@ using Parsed = nlohmann::ordered_json;
 
 std::string read_text(const fs::path& path) {
   std::ifstream file(path, std::ios::binary);
-  if (!file) throw DataError(fmt::format("'{}' cannot be read: give the --output_dir of a run that has ended", path.string()));
+  if (!file)
+    throw DataError(fmt::format(
+        "'{}' cannot be read: give the --output_dir of a run that has ended", path.string()));
   return {std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
 }
 
@@ -43,7 +45,9 @@ class RunFile {
     if (!value.is_number_integer()) fail(fmt::format("has no whole number in '{}'", key));
     return value.get<std::int64_t>();
   }
-  std::int64_t integer_or_zero(const Parsed& object, const char* key) const { return object.contains(key) ? integer(object, key) : 0; }
+  std::int64_t integer_or_zero(const Parsed& object, const char* key) const {
+    return object.contains(key) ? integer(object, key) : 0;
+  }
   // null is how a number that is not finite is written.
   double number(const Parsed& object, const char* key) const {
     const Parsed& value = at(object, key);
@@ -74,7 +78,9 @@ class RunFile {
   Parsed json_;
 };
 
-RunFile open_run_file(const fs::path& path) { return RunFile(fmt::format("'{}'", path.string()), read_text(path)); }
+RunFile open_run_file(const fs::path& path) {
+  return RunFile(fmt::format("'{}'", path.string()), read_text(path));
+}
 
 TrainResults results_of(const RunFile& file) {
   const Parsed& json = file.json();
@@ -115,25 +121,32 @@ void read_plan(const RunFile& file, RunRecord& run) {
   if (!json.contains("policy")) return;  // nothing was predicted
   run.policy = file.text(json, "policy");
   for (const Parsed& stage : file.array("stages")) {
-    run.stages.push_back({file.text(stage, "name"), file.text(stage, "decision"), file.integer(stage, "kept_bytes"),
+    run.stages.push_back({file.text(stage, "name"), file.text(stage, "decision"),
+                          file.integer(stage, "kept_bytes"),
                           1e-9 * static_cast<double>(file.integer(stage, "extra_ns"))});
   }
   if (!json.contains("timeline")) return;
   const Parsed& operations = file.array("operations");
-  // The plan counts what changes; what stays (weights and so on) is the difference to what was measured after the operation before.
+  // The plan counts what changes; what stays (weights and so on) is the difference to what was
+  // measured after the operation before.
   std::int64_t live_before = -1, planned_before = 0;
   for (const Parsed& point : file.array("timeline")) {
     const std::int64_t index = file.integer(point, "operation");
-    if (index < 0 || index >= static_cast<std::int64_t>(operations.size())) file.fail(fmt::format("has no operation {}", index));
+    if (index < 0 || index >= static_cast<std::int64_t>(operations.size()))
+      file.fail(fmt::format("has no operation {}", index));
     const Parsed& operation = operations[static_cast<std::size_t>(index)];
-    const std::int64_t stage = file.integer(operation, "stage"), live = file.integer(point, "live_bytes");
+    const std::int64_t stage = file.integer(operation, "stage"),
+                       live = file.integer(point, "live_bytes");
     const std::int64_t planned = file.integer(operation, "live_bytes");
-    if (stage < 1 || stage > static_cast<std::int64_t>(run.stages.size())) file.fail(fmt::format("has no stage {}", stage));
+    if (stage < 1 || stage > static_cast<std::int64_t>(run.stages.size()))
+      file.fail(fmt::format("has no stage {}", stage));
     if (live_before < 0) live_before = live - planned;
     RunRecord::Moment moment;
-    moment.operation = fmt::format("{} of {}", file.text(operation, "op"), run.stages[static_cast<std::size_t>(stage - 1)].name);
+    moment.operation = fmt::format("{} of {}", file.text(operation, "op"),
+                                   run.stages[static_cast<std::size_t>(stage - 1)].name);
     moment.bytes_by_owner = file.sizes(point, "by_owner");
-    moment.peak_bytes = std::max(live, live_before + file.integer(operation, "peak_bytes") - planned_before);
+    moment.peak_bytes =
+        std::max(live, live_before + file.integer(operation, "peak_bytes") - planned_before);
     run.timeline.push_back(std::move(moment));
     live_before = live;
     planned_before = planned;
@@ -147,8 +160,11 @@ void read_metrics(const fs::path& path, RunRecord& run) {
     const RunFile entry(fmt::format("line {} of '{}'", ++number, path.string()), line);
     const Parsed& json = entry.json();
     const std::int64_t step = entry.integer(json, "step");
-    if (json.contains("loss")) run.updates.push_back({step, entry.number(json, "loss"), entry.number(json, "learning_rate")});
-    if (json.contains("eval_loss")) run.evaluations.push_back({step, entry.number(json, "eval_loss")});
+    if (json.contains("loss"))
+      run.updates.push_back(
+          {step, entry.number(json, "loss"), entry.number(json, "learning_rate")});
+    if (json.contains("eval_loss"))
+      run.evaluations.push_back({step, entry.number(json, "eval_loss")});
   }
 }
 
@@ -156,7 +172,9 @@ void read_metrics(const fs::path& path, RunRecord& run) {
 
 RunRecord read_run(const std::string& folder_text) {
   const fs::path folder = folder_text;
-  if (!fs::is_directory(folder)) throw DataError(fmt::format("'{}' is not a folder: give the --output_dir of a run", folder_text));
+  if (!fs::is_directory(folder))
+    throw DataError(
+        fmt::format("'{}' is not a folder: give the --output_dir of a run", folder_text));
   RunRecord run;
   run.name = fs::canonical(folder).filename().string();
   run.results = results_of(open_run_file(folder / "train_results.json"));

@@ -1,6 +1,7 @@
 #pragma once
 
-// Charts as inline SVG. Colours are classes that the page defines (see html_page.cpp), so that a chart follows light and dark.
+// Charts as inline SVG. Colours are classes that the page defines (see html_page.cpp), so that a
+// chart follows light and dark.
 
 #include <string>
 #include <utility>
@@ -14,7 +15,8 @@ std::string escape_html(const std::string& text);
 struct ChartLine {
   std::string name;
   std::string css_class;
-  std::vector<std::pair<double, double>> points;  ///< by rising x; those that are not finite leave a gap
+  std::vector<std::pair<double, double>>
+      points;  ///< by rising x; those that are not finite leave a gap
   bool has_markers = false;
 };
 

@@ -1,4 +1,4 @@
-#include <headroom/report/table.h>
+#include "report/table.h"
 
 #include <fmt/format.h>
 
@@ -24,7 +24,8 @@ std::string Table::to_text() const {
     std::string text;
     for (std::size_t column = 0; column < cells.size(); ++column) {
       if (column > 0) text += "  ";
-      text += column == 0 ? fmt::format("{:<{}}", cells[column], widths[column]) : fmt::format("{:>{}}", cells[column], widths[column]);
+      text += column == 0 ? fmt::format("{:<{}}", cells[column], widths[column])
+                          : fmt::format("{:>{}}", cells[column], widths[column]);
     }
     text.erase(text.find_last_not_of(' ') + 1);
     return text + "\n";

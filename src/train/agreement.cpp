@@ -38,8 +38,9 @@ std::vector<std::int64_t> take_list(std::istream& in) {
 
 std::string pack(const ShareReport& report) {
   std::ostringstream out;
-  out << static_cast<int>(report.outcome) << ' ' << bits_of(report.loss_sum) << ' ' << report.stop_requested << ' ' << report.cap_bytes
-      << ' ' << (report.has_gradient.empty() ? "-" : report.has_gradient) << ' ' << report.shapes.size();
+  out << static_cast<int>(report.outcome) << ' ' << bits_of(report.loss_sum) << ' '
+      << report.stop_requested << ' ' << report.cap_bytes << ' '
+      << (report.has_gradient.empty() ? "-" : report.has_gradient) << ' ' << report.shapes.size();
   for (const std::vector<std::int64_t>& shape : report.shapes) put_list(out, shape);
   put_list(out, report.samples);
   out << '\n' << report.reason;
@@ -52,7 +53,8 @@ ShareReport unpack(const std::string& bytes) {
   int outcome = 0;
   std::uint64_t loss_bits = 0;
   std::size_t num_shapes = 0;
-  in >> outcome >> loss_bits >> report.stop_requested >> report.cap_bytes >> report.has_gradient >> num_shapes;
+  in >> outcome >> loss_bits >> report.stop_requested >> report.cap_bytes >> report.has_gradient >>
+      num_shapes;
   report.outcome = static_cast<ShareOutcome>(outcome);
   report.loss_sum = from_bits(loss_bits);
   if (report.has_gradient == "-") report.has_gradient.clear();
@@ -84,12 +86,14 @@ ShareReport agree(Communicator& comm, const ShareReport& report) {
     all.outcome = std::max(all.outcome, one.outcome);
     all.loss_sum += one.loss_sum;
     all.stop_requested = all.stop_requested || one.stop_requested;
-    if (one.cap_bytes > 0) all.cap_bytes = all.cap_bytes > 0 ? std::min(all.cap_bytes, one.cap_bytes) : one.cap_bytes;
+    if (one.cap_bytes > 0)
+      all.cap_bytes = all.cap_bytes > 0 ? std::min(all.cap_bytes, one.cap_bytes) : one.cap_bytes;
     merge_gradients(all.has_gradient, one.has_gradient, rank == 0);
     if (!one.shapes.empty()) all.shapes = merged(all.shapes, one.shapes);
     if (all.samples.empty()) all.samples = std::move(one.samples);
     if (all.reason.empty() && !one.reason.empty()) {
-      all.reason = messages.size() == 1 ? one.reason : fmt::format("on rank {}: {}", rank, one.reason);
+      all.reason =
+          messages.size() == 1 ? one.reason : fmt::format("on rank {}: {}", rank, one.reason);
     }
   }
   return all;
@@ -97,13 +101,16 @@ ShareReport agree(Communicator& comm, const ShareReport& report) {
 
 std::string pack_plan(const RunPlan& plan) {
   std::ostringstream out;
-  out << plan.global_batch << ' ' << plan.num_ranks << ' ' << plan.micro_batch << ' ' << plan.num_micro_batches << ' '
-      << plan.update_in_backward << ' ' << plan.is_predicted << ' ' << plan.budget_bytes << ' ' << plan.predicted_peak_bytes << ' '
-      << bits_of(plan.predicted_step_seconds) << ' ' << bits_of(plan.time_ratio) << ' ' << plan.operations_by_size.size();
+  out << plan.global_batch << ' ' << plan.num_ranks << ' ' << plan.micro_batch << ' '
+      << plan.num_micro_batches << ' ' << plan.update_in_backward << ' ' << plan.is_predicted << ' '
+      << plan.budget_bytes << ' ' << plan.predicted_peak_bytes << ' '
+      << bits_of(plan.predicted_step_seconds) << ' ' << bits_of(plan.time_ratio) << ' '
+      << plan.operations_by_size.size();
   for (const auto& [size, operations] : plan.operations_by_size) {
     out << ' ' << size << ' ' << operations.size();
     for (const Operation& operation : operations) {
-      out << ' ' << static_cast<int>(operation.kind) << ' ' << operation.stage << ' ' << operation.option << ' ' << operation.format;
+      out << ' ' << static_cast<int>(operation.kind) << ' ' << operation.stage << ' '
+          << operation.option << ' ' << operation.format;
     }
   }
   return out.str();
@@ -114,8 +121,9 @@ RunPlan unpack_plan(const std::string& bytes) {
   RunPlan plan;
   std::uint64_t seconds_bits = 0, ratio_bits = 0;
   std::size_t num_sizes = 0;
-  in >> plan.global_batch >> plan.num_ranks >> plan.micro_batch >> plan.num_micro_batches >> plan.update_in_backward >> plan.is_predicted >>
-      plan.budget_bytes >> plan.predicted_peak_bytes >> seconds_bits >> ratio_bits >> num_sizes;
+  in >> plan.global_batch >> plan.num_ranks >> plan.micro_batch >> plan.num_micro_batches >>
+      plan.update_in_backward >> plan.is_predicted >> plan.budget_bytes >>
+      plan.predicted_peak_bytes >> seconds_bits >> ratio_bits >> num_sizes;
   plan.predicted_step_seconds = from_bits(seconds_bits);
   plan.time_ratio = from_bits(ratio_bits);
   for (std::size_t i = 0; i < num_sizes; ++i) {

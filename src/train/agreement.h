@@ -1,6 +1,7 @@
 #pragma once
 
-// What ranks tell each other about a window before its gradients are summed, so that all of them do the same next.
+// What ranks tell each other about a window before its gradients are summed, so that all of them do
+// the same next.
 
 #include <headroom/comm/communicator.h>
 #include <headroom/train/run_plan.h>
@@ -27,8 +28,9 @@ struct ShareReport {
   std::string reason;                 ///< where memory ran out
 };
 
-/// The reports of all ranks as one: the worst outcome, the sum of the losses, a stop that any asked for, the smallest cap, the gradients
-/// that any has, the largest shapes, and the first reason with its rank. Collective; the same on every rank, bit for bit.
+/// The reports of all ranks as one: the worst outcome, the sum of the losses, a stop that any asked
+/// for, the smallest cap, the gradients that any has, the largest shapes, and the first reason with
+/// its rank. Collective; the same on every rank, bit for bit.
 ShareReport agree(Communicator& comm, const ShareReport& report);
 
 /// What carrying out a plan needs of it, as bytes for other ranks, and back.

@@ -5,10 +5,10 @@
 #include <headroom/core/error.h>
 #include <headroom/execute/autocast.h>
 #include <headroom/execute/optimizer_in_backward.h>
-#include <headroom/memory/shape_meter.h>
 #include <headroom/model/zoo.h>
 #include <headroom/optim/optimizer_config.h>
 #include <headroom/train/run_plan.h>
+#include "memory/shape_meter.h"
 
 #include "train/profile_book.h"
 
@@ -19,7 +19,8 @@
 namespace headroom {
 namespace {
 
-// Some tensors of a model are made on the CPU wherever the others are (a counter of BatchNorm): they become shapes, too.
+// Some tensors of a model are made on the CPU wherever the others are (a counter of BatchNorm):
+// they become shapes, too.
 ZooModel build_shapes(const TrainingArguments& arguments) {
   ZooModel model = [&] {
     const ShapeOnlyScope scope;
@@ -27,7 +28,7 @@ ZooModel build_shapes(const TrainingArguments& arguments) {
   }();
   std::vector<at::Tensor> tensors = model.chain.parameters();
   for (const auto& [name, buffer] : model.chain.named_buffers()) tensors.push_back(buffer);
-  WithoutMemory(tensors).keep();
+  MetaSwapScope(tensors).keep();
   return model;
 }
 
@@ -35,39 +36,56 @@ MicroBatch shapes_of_samples(const ModelInput& input, std::int64_t num_samples) 
   const auto numbers = torch::dtype(torch::kLong).device(torch::kMeta);
   if (input.kind == ModelInput::Kind::kTokens) {
     const at::Tensor tokens = torch::empty({num_samples, input.length}, numbers);
-    if (input.num_chosen == 0) return {{tokens}, {torch::empty_like(tokens)}, num_samples, num_samples * input.length};
-    const at::Tensor targets = torch::empty({num_samples, input.num_chosen}, numbers);
-    return {{tokens}, {targets, torch::empty_like(targets)}, num_samples, num_samples * input.num_chosen};
+    if (input.num_masked == 0)
+      return {{tokens}, {torch::empty_like(tokens)}, num_samples, num_samples * input.length};
+    const at::Tensor targets = torch::empty({num_samples, input.num_masked}, numbers);
+    return {{tokens},
+            {targets, torch::empty_like(targets)},
+            num_samples,
+            num_samples * input.num_masked};
   }
-  const at::Tensor images =
-      torch::empty({num_samples, input.channels, input.rows, input.columns}, torch::dtype(torch::kFloat).device(torch::kMeta));
-  if (input.kind == ModelInput::Kind::kImages) return {{images}, {torch::empty({num_samples}, numbers)}, num_samples, num_samples};
-  return {
-      {images, torch::empty({num_samples, input.length}, numbers), torch::empty({num_samples, 1}, numbers)}, {}, num_samples, num_samples};
+  const at::Tensor images = torch::empty({num_samples, input.channels, input.rows, input.columns},
+                                         torch::dtype(torch::kFloat).device(torch::kMeta));
+  if (input.kind == ModelInput::Kind::kImages)
+    return {{images}, {torch::empty({num_samples}, numbers)}, num_samples, num_samples};
+  return {{images, torch::empty({num_samples, input.length}, numbers),
+           torch::empty({num_samples, 1}, numbers)},
+          {},
+          num_samples,
+          num_samples};
 }
 
 class Estimator {
  public:
-  explicit Estimator(const TrainingArguments& arguments) : arguments_(arguments), model_(build_shapes(arguments)) {
+  explicit Estimator(const TrainingArguments& arguments)
+      : arguments_(arguments), model_(build_shapes(arguments)) {
     // Everything on the meta device that lives now is the model.
     weights_bytes_ = ShapeMeter::instance().live_bytes() - live_before_;
-    if (arguments.fp16 || arguments.bf16) set_half_precision(arguments.fp16 ? at::kHalf : at::kBFloat16);
+    if (arguments.fp16 || arguments.bf16)
+      set_half_precision(arguments.fp16 ? at::kHalf : at::kBFloat16);
     request_.resident_bytes = weights_bytes_;
     request_.time_ratio = 1.0;  // nothing can be run to find it out
     request_.optimizer_bytes = state_bytes(arguments.optim);
     request_.prefetches = arguments.dataloader_num_workers > 0;
     request_.num_ranks = arguments.nproc_per_node;
-    request_.update_scratch_bytes = exchange_scratch_bytes(model_.chain.parameters(), request_.num_ranks);
-    request_.may_update_in_backward = why_not_in_backward({arguments.max_grad_norm, false, request_.num_ranks}).empty();
-    request_.load = [this](std::int64_t num_samples) { return shapes_of_samples(model_.input, num_samples); };
-    request_.book =
-        std::make_shared<ProfileBook>(model_.chain, request_.load, request_.keep_in_half, std::nullopt, /*spill_dir=*/"", "", "");
-    request_.global_batch = arguments.global_batch_size > 0
-                                ? arguments.global_batch_size
-                                : arguments.fixed_micro_batch() *
-                                      AccumulationSchedule::parse(arguments.gradient_accumulation_steps).steps_at(0) * request_.num_ranks;
+    request_.update_scratch_bytes =
+        exchange_scratch_bytes(model_.chain.parameters(), request_.num_ranks);
+    request_.may_update_in_backward =
+        why_not_in_backward({arguments.max_grad_norm, false, request_.num_ranks}).empty();
+    request_.load = [this](std::int64_t num_samples) {
+      return shapes_of_samples(model_.input, num_samples);
+    };
+    request_.book = std::make_shared<ProfileBook>(
+        model_.chain, request_.load, request_.keep_in_half, std::nullopt, /*spill_dir=*/"", "", "");
+    request_.global_batch =
+        arguments.global_batch_size > 0
+            ? arguments.global_batch_size
+            : arguments.fixed_micro_batch() *
+                  AccumulationSchedule::parse(arguments.gradient_accumulation_steps).steps_at(0) *
+                  request_.num_ranks;
     samples_ = request_.rank_batch();
-    check_split(model_.chain, arguments.fixed_micro_batch(), request_.global_batch, request_.num_ranks);
+    check_split(model_.chain, arguments.fixed_micro_batch(), request_.global_batch,
+                request_.num_ranks);
   }
 
   Estimate run() {
@@ -78,25 +96,31 @@ class Estimator {
     result.global_batch = request_.global_batch;
     result.num_ranks = request_.num_ranks;
     result.weights_bytes = weights_bytes_;
-    for (const at::Tensor& parameter : model_.chain.parameters()) result.gradients_bytes += static_cast<std::int64_t>(parameter.nbytes());
-    for (const std::string& name : optimizer_names()) result.state_bytes.emplace_back(name, state_bytes(name));
+    for (const at::Tensor& parameter : model_.chain.parameters())
+      result.gradients_bytes += static_cast<std::int64_t>(parameter.nbytes());
+    for (const std::string& name : optimizer_names())
+      result.state_bytes.emplace_back(name, state_bytes(name));
     const std::int64_t fixed = arguments_.fixed_micro_batch();
     const std::int64_t size = fixed > 0 ? std::min(fixed, samples_) : samples_;
-    for (const char* policy : {"none", "every", "sqrt"}) result.policies.push_back(fixed_policy(size, policy));
+    for (const char* policy : {"none", "every", "sqrt"})
+      result.policies.push_back(fixed_policy(size, policy));
     result.policies.push_back(leanest(size));
     result.input_bytes = input_bytes_;
-    result.floor = find_floor_way();
+    result.floor = find_floor_strategy();
     result.budget_bytes = arguments_.memory_budget_bytes;
-    if (result.budget_bytes > 0) result.ways = ways_that_fit();
+    if (result.budget_bytes > 0) result.strategies = strategies_that_fit();
     return result;
   }
 
  private:
   void set_half_precision(at::ScalarType type) {
     const std::string& backend = arguments_.half_precision_backend;
-    if (backend == "autocast" || (backend == "auto" && choose_half_precision(c10::Device(arguments_.device), type).autocast)) {
+    if (backend == "autocast" ||
+        (backend == "auto" &&
+         choose_half_precision(c10::Device(arguments_.device), type).autocast)) {
       throw ConfigError(
-          "estimate counts activations in fp32 or kept in half precision, not computed in it; add --half_precision_backend keep, "
+          "estimate counts activations in fp32 or kept in half precision, not computed in it; add "
+          "--half_precision_backend keep, "
           "or ask headroom plan");
     }
     request_.keep_in_half = type;
@@ -107,26 +131,35 @@ class Estimator {
     config.name = name;
     config.momentum = arguments_.momentum;
     std::vector<std::vector<std::int64_t>> shapes;
-    for (const at::Tensor& parameter : model_.chain.parameters()) shapes.push_back(parameter.sizes().vec());
+    for (const at::Tensor& parameter : model_.chain.parameters())
+      shapes.push_back(parameter.sizes().vec());
     return optimizer_state_bytes(config, shapes);
   }
 
-  EstimatedWay describe(const RunPlan& plan, const char* name, const std::string& policy) {
+  EstimatedStrategy describe(const RunPlan& plan, const char* name, const std::string& policy) {
     input_bytes_ = plan.bytes_by_owner.at("inputs");
-    return {name, policy, plan.micro_batch, plan.num_micro_batches, plan.schedule.peak_bytes, plan.predicted_peak_bytes};
+    return {name,
+            policy,
+            plan.micro_batch,
+            plan.num_micro_batches,
+            plan.schedule.peak_bytes,
+            plan.predicted_peak_bytes};
   }
 
-  EstimatedWay fixed_policy(std::int64_t micro_batch, const std::string& policy) {
+  EstimatedStrategy fixed_policy(std::int64_t micro_batch, const std::string& policy) {
     const std::int64_t steps = (samples_ + micro_batch - 1) / micro_batch;
     RunPlanRequest request = request_;
-    request.fixed_micro_batch = (samples_ + steps - 1) / steps;  // the trainer shares the samples evenly
+    request.fixed_micro_batch =
+        (samples_ + steps - 1) / steps;  // the trainer shares the samples evenly
     request.policy = policy;
-    const char* name = policy != "none" ? "checkpointing" : micro_batch < samples_ ? "accumulation" : "plain";
+    const char* name = policy != "none"         ? "checkpointing"
+                       : micro_batch < samples_ ? "accumulation"
+                                                : "plain";
     return describe(plan_run(request, model_.chain), name, policy);
   }
 
   // The plan at the smallest budget that any plan fits.
-  EstimatedWay leanest(std::int64_t micro_batch) {
+  EstimatedStrategy leanest(std::int64_t micro_batch) {
     RunPlanRequest request = request_;
     request.fixed_micro_batch = micro_batch;
     request.may_update_in_backward = false;
@@ -134,46 +167,47 @@ class Estimator {
     return describe(plan_run(request, model_.chain), "plan", "optimal");
   }
 
-  // One sample at a time holds the least; all of them at once need no gradients before backward, which may be less still.
-  EstimatedWay find_floor_way() {
-    EstimatedWay one = leanest(1), all = leanest(samples_);
+  // One sample at a time holds the least; all of them at once need no gradients before backward,
+  // which may be less still.
+  EstimatedStrategy find_floor_strategy() {
+    EstimatedStrategy one = leanest(1), all = leanest(samples_);
     return all.peak_bytes <= one.peak_bytes ? all : one;
   }
 
-  std::vector<EstimatedWay> ways_that_fit() {
+  std::vector<EstimatedStrategy> strategies_that_fit() {
     const std::int64_t budget = arguments_.memory_budget_bytes;
-    std::vector<EstimatedWay> ways;
-    const auto add_if_it_fits = [&](const EstimatedWay& way) {
-      if (way.peak_bytes <= budget) ways.push_back(way);
-      return way.peak_bytes <= budget;
+    std::vector<EstimatedStrategy> strategies;
+    const auto add_if_it_fits = [&](const EstimatedStrategy& strategy) {
+      if (strategy.peak_bytes <= budget) strategies.push_back(strategy);
+      return strategy.peak_bytes <= budget;
     };
-    if (!add_if_it_fits(fixed_policy(samples_, "none"))) add_accumulation(budget, ways);
+    if (!add_if_it_fits(fixed_policy(samples_, "none"))) add_accumulation(budget, strategies);
     for (const char* policy : {"every", "sqrt"}) add_if_it_fits(fixed_policy(samples_, policy));
     RunPlanRequest request = request_;
     request.budget_bytes = budget;
     try {
-      ways.push_back(describe(plan_run(request, model_.chain), "plan", "optimal"));
+      strategies.push_back(describe(plan_run(request, model_.chain), "plan", "optimal"));
     } catch (const BudgetError&) {
       // Nothing fits: the floor says what would.
     }
-    return ways;
+    return strategies;
   }
 
   // The largest micro-batch that fits with everything kept.
-  void add_accumulation(std::int64_t budget, std::vector<EstimatedWay>& ways) {
+  void add_accumulation(std::int64_t budget, std::vector<EstimatedStrategy>& strategies) {
     std::int64_t fits = 0, too_large = samples_;
-    std::optional<EstimatedWay> best;
+    std::optional<EstimatedStrategy> best;
     while (too_large - fits > 1) {
       const std::int64_t middle = (fits + too_large) / 2;
-      const EstimatedWay way = fixed_policy(middle, "none");
-      if (way.peak_bytes <= budget) {
+      const EstimatedStrategy strategy = fixed_policy(middle, "none");
+      if (strategy.peak_bytes <= budget) {
         fits = middle;
-        best = way;
+        best = strategy;
       } else {
         too_large = middle;
       }
     }
-    if (best) ways.push_back(*best);
+    if (best) strategies.push_back(*best);
   }
 
   const TrainingArguments& arguments_;

@@ -2,9 +2,9 @@
 
 #include <headroom/core/error.h>
 #include <headroom/core/log.h>
-#include <headroom/execute/boundary_format.h>
-#include <headroom/memory/shape_meter.h>
-#include <headroom/report/json.h>
+#include "execute/boundary_format.h"
+#include "memory/shape_meter.h"
+#include "report/json.h"
 
 #include <fmt/format.h>
 
@@ -78,8 +78,9 @@ std::int64_t mean_boundary_bytes(const ChainCosts& chain) {
 
 }  // namespace
 
-ProfileBook::ProfileBook(const Chain& chain, Load load, std::optional<at::ScalarType> half, std::optional<at::ScalarType> compute,
-                         std::string spill_dir, std::string cache_folder, std::string cache_key)
+ProfileBook::ProfileBook(const Chain& chain, Load load, std::optional<at::ScalarType> half,
+                         std::optional<at::ScalarType> compute, std::string spill_dir,
+                         std::string cache_folder, std::string cache_key)
     : chain_(chain),
       load_(std::move(load)),
       half_(half),
@@ -98,7 +99,8 @@ bool ProfileBook::measure(std::int64_t num_samples) {
   try {
     const auto start = Clock::now();
     const MicroBatch micro = load_(num_samples);
-    load_ns_[num_samples] = std::chrono::duration_cast<std::chrono::nanoseconds>(Clock::now() - start).count();
+    load_ns_[num_samples] =
+        std::chrono::duration_cast<std::chrono::nanoseconds>(Clock::now() - start).count();
     profile = profile_chain(chain_, micro, half_, compute_);
   } catch (const c10::OutOfMemoryError&) {
     profile.reset();
@@ -109,8 +111,8 @@ bool ProfileBook::measure(std::int64_t num_samples) {
   }
   // Elsewhere than on a terminal, a budget that cannot be met gives one line and no more.
   if (profile->is_timed && isatty(STDERR_FILENO) != 0) {
-    log_info(fmt::format("profiling {} distinct stages of {} at micro-batch {}: {:.2f} s", profile->num_distinct, chain_.size(),
-                         num_samples, profile->seconds));
+    log_info(fmt::format("profiling {} distinct stages of {} at micro-batch {}: {:.2f} s",
+                         profile->num_distinct, chain_.size(), num_samples, profile->seconds));
   }
   seconds_ += profile->seconds;
   if (profile->is_timed) {
@@ -137,7 +139,8 @@ void ProfileBook::explore(std::int64_t num_samples) {
   constexpr double kAlwaysAffordableSeconds = 0.5;
   for (std::int64_t size = 1; size < num_samples; size *= 2) {
     if (!measure(size)) return;
-    const double update_seconds = step_seconds(measured_.at(size)) * static_cast<double>(num_samples) / static_cast<double>(size);
+    const double update_seconds = step_seconds(measured_.at(size)) *
+                                  static_cast<double>(num_samples) / static_cast<double>(size);
     if (size >= 4 && seconds_ > std::max(update_seconds, kAlwaysAffordableSeconds)) return;
   }
   measure(num_samples);
@@ -193,14 +196,18 @@ void ProfileBook::read_cache() {
       ChainProfile profile;
       profile.num_samples = num_samples;
       profile.input_bytes = input_bytes;
-      profile.appearing = read_chain_file(chain_file(cache_folder_, num_samples, "appearing").string());
-      profile.allocated = read_chain_file(chain_file(cache_folder_, num_samples, "allocated").string());
-      if (profile.appearing.stages.size() == chain_.size() && profile.allocated.stages.size() == chain_.size()) {
+      profile.appearing =
+          read_chain_file(chain_file(cache_folder_, num_samples, "appearing").string());
+      profile.allocated =
+          read_chain_file(chain_file(cache_folder_, num_samples, "allocated").string());
+      if (profile.appearing.stages.size() == chain_.size() &&
+          profile.allocated.stages.size() == chain_.size()) {
         load_ns_[num_samples] = load_ns;
         measured_[num_samples] = std::move(profile);
       }
     } catch (const Error& error) {
-      log_warning(fmt::format("the cached profile in {} is not usable and is made anew: {}", cache_folder_, error.what()));
+      log_warning(fmt::format("the cached profile in {} is not usable and is made anew: {}",
+                              cache_folder_, error.what()));
       measured_.clear();
       return;
     }
@@ -213,11 +220,14 @@ void ProfileBook::save() const {
   for (const auto& [size, profile] : measured_) {
     if (!profile.is_complete) continue;
     fs::create_directories(cache_folder_);
-    write_file_atomically(chain_file(cache_folder_, size, "appearing").string(), chain_json(profile.appearing).dump() + "\n");
-    write_file_atomically(chain_file(cache_folder_, size, "allocated").string(), chain_json(profile.allocated).dump() + "\n");
+    write_file_atomically(chain_file(cache_folder_, size, "appearing").string(),
+                          chain_json(profile.appearing).dump() + "\n");
+    write_file_atomically(chain_file(cache_folder_, size, "allocated").string(),
+                          chain_json(profile.allocated).dump() + "\n");
     index += fmt::format("{} {} {}\n", size, profile.input_bytes, load_ns_.at(size));
   }
-  if (fs::exists(cache_folder_)) write_file_atomically((fs::path(cache_folder_) / "index.txt").string(), index);
+  if (fs::exists(cache_folder_))
+    write_file_atomically((fs::path(cache_folder_) / "index.txt").string(), index);
 }
 
 }  // namespace headroom

@@ -2,8 +2,8 @@
 
 // What a chain costs at any micro-batch size, from measurements at a few.
 
-#include <headroom/execute/profile.h>
 #include <headroom/model/chain.h>
+#include "execute/profile.h"
 
 #include <cstdint>
 #include <functional>
@@ -18,30 +18,34 @@ class ProfileBook {
  public:
   using Load = std::function<MicroBatch(std::int64_t num_samples)>;
 
-  /// Reads what an earlier run left in `cache_folder` under the same key; an empty folder keeps nothing. With a `spill_dir`, chains offer
-  /// to spill boundaries there, at the speed that is measured with each size.
-  ProfileBook(const Chain& chain, Load load, std::optional<at::ScalarType> half, std::optional<at::ScalarType> compute,
-              std::string spill_dir, std::string cache_folder, std::string cache_key);
+  /// Reads what an earlier run left in `cache_folder` under the same key; an empty folder keeps
+  /// nothing. With a `spill_dir`, chains offer to spill boundaries there, at the speed that is
+  /// measured with each size.
+  ProfileBook(const Chain& chain, Load load, std::optional<at::ScalarType> half,
+              std::optional<at::ScalarType> compute, std::string spill_dir,
+              std::string cache_folder, std::string cache_key);
 
-  /// Measures this size unless that was done before. False when a stage alone does not fit under the meter's cap.
+  /// Measures this size unless that was done before. False when a stage alone does not fit under
+  /// the meter's cap.
   bool measure(std::int64_t num_samples);
 
-  /// Measures a few sizes up to `num_samples`, doubling from 1, until a whole update's worth of time was spent or a size does not fit.
+  /// Measures a few sizes up to `num_samples`, doubling from 1, until a whole update's worth of
+  /// time was spent or a size does not fit.
   void explore(std::int64_t num_samples);
 
   bool is_measured(std::int64_t num_samples) const { return measured_.count(num_samples) != 0; }
   /// The smallest size that was found not to fit; a very large number when none was.
   std::int64_t smallest_failure() const { return smallest_failure_; }
 
-  /// Measured, or on the line through the nearest measured sizes; bytes are then counted without memory where the chain allows that. At
-  /// least one size must have been measured.
+  /// Measured, or on the line through the nearest measured sizes; bytes are then counted without
+  /// memory where the chain allows that. At least one size must have been measured.
   ChainProfile at(std::int64_t num_samples) const;
 
   /// How long loading a measured size took.
   std::int64_t load_ns(std::int64_t num_samples) const { return load_ns_.at(num_samples); }
 
-  /// Leaves what was measured in the cache folder, for the next run. Profiles of a cap that some option did not fit are not left: another
-  /// run may have more room.
+  /// Leaves what was measured in the cache folder, for the next run. Profiles of a cap that some
+  /// option did not fit are not left: another run may have more layer.
   void save() const;
 
   double seconds() const { return seconds_; }  ///< spent on measuring

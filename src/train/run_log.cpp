@@ -1,4 +1,5 @@
 #include "train/run_log.h"
+#include "report/json.h"
 
 #include <headroom/core/log.h>
 #include <headroom/memory/meter.h>
@@ -14,16 +15,22 @@ std::string path_or_nothing(bool wanted, const std::string& path) { return wante
 
 }  // namespace
 
-RunLog::RunLog(const TrainingArguments& arguments, std::int64_t first_step, std::int64_t total_steps, bool silent)
+RunLog::RunLog(const TrainingArguments& arguments, std::int64_t first_step,
+               std::int64_t total_steps, bool silent)
     : is_shown_(!silent && !arguments.json),
       logging_steps_(arguments.logging_steps),
       first_step_(first_step),
       total_steps_(total_steps),
-      metrics_(path_or_nothing(!silent && arguments.report_to != "none", arguments.output_dir + "/metrics.jsonl"), first_step),
-      board_(path_or_nothing(!silent && arguments.report_to == "tensorboard", arguments.output_dir)),
+      metrics_(path_or_nothing(!silent && arguments.report_to != "none",
+                               arguments.output_dir + "/metrics.jsonl"),
+               first_step),
+      board_(
+          path_or_nothing(!silent && arguments.report_to == "tensorboard", arguments.output_dir)),
       progress_(is_shown_ && !arguments.disable_tqdm) {}
 
-double RunLog::seconds() const { return std::chrono::duration<double>(Clock::now() - started_).count(); }
+double RunLog::seconds() const {
+  return std::chrono::duration<double>(Clock::now() - started_).count();
+}
 
 double RunLog::median_update_seconds() const {
   std::vector<double> values = update_seconds_;
@@ -33,7 +40,8 @@ double RunLog::median_update_seconds() const {
   return *middle;
 }
 
-void RunLog::end_update(const Update& update, const TrainingPosition& position, double epochs, double learning_rate) {
+void RunLog::end_update(const Update& update, const TrainingPosition& position, double epochs,
+                        double learning_rate) {
   const MemoryMeter& meter = MemoryMeter::instance();
   update_seconds_.push_back(std::chrono::duration<double>(Clock::now() - update_started_).count());
   num_samples_ += update.num_samples;
@@ -51,7 +59,8 @@ void RunLog::end_update(const Update& update, const TrainingPosition& position, 
   progress_.log(shown);
 }
 
-void RunLog::write_metrics(const Update& update, const TrainingPosition& position, double epochs, double learning_rate) {
+void RunLog::write_metrics(const Update& update, const TrainingPosition& position, double epochs,
+                           double learning_rate) {
   const MemoryMeter& meter = MemoryMeter::instance();
   const double seconds = update_seconds_.back();
   Json line = Json::object();
@@ -70,8 +79,11 @@ void RunLog::write_metrics(const Update& update, const TrainingPosition& positio
   board_.add_scalar("train/loss", update.loss, position.global_step);
   board_.add_scalar("train/grad_norm", update.grad_norm, position.global_step);
   board_.add_scalar("train/learning_rate", learning_rate, position.global_step);
-  board_.add_scalar("train/samples_per_second", static_cast<double>(update.num_samples) / std::max(seconds, 1e-9), position.global_step);
-  board_.add_scalar("memory/peak_bytes", static_cast<double>(meter.peak_bytes()), position.global_step);
+  board_.add_scalar("train/samples_per_second",
+                    static_cast<double>(update.num_samples) / std::max(seconds, 1e-9),
+                    position.global_step);
+  board_.add_scalar("memory/peak_bytes", static_cast<double>(meter.peak_bytes()),
+                    position.global_step);
 }
 
 void RunLog::add_evaluation(const EvalResults& eval, std::int64_t step, double epochs) {
@@ -83,8 +95,9 @@ void RunLog::add_evaluation(const EvalResults& eval, std::int64_t step, double e
   if (eval.accuracy) board_.add_scalar("eval/accuracy", *eval.accuracy, step);
   progress_.finish();
   if (!is_shown_) return;
-  log_info(fmt::format("epoch {:.2f}: eval loss {:.4f}{}", epochs, eval.loss,
-                       eval.accuracy ? fmt::format(", accuracy {:.2f}%", 100 * *eval.accuracy) : ""));
+  log_info(
+      fmt::format("epoch {:.2f}: eval loss {:.4f}{}", epochs, eval.loss,
+                  eval.accuracy ? fmt::format(", accuracy {:.2f}%", 100 * *eval.accuracy) : ""));
 }
 
 }  // namespace headroom

@@ -3,9 +3,9 @@
 // What a run writes and shows while it trains: metrics.jsonl, TensorBoard, the progress line.
 
 #include <headroom/config/training_arguments.h>
-#include <headroom/report/progress.h>
 #include <headroom/report/results.h>
-#include <headroom/report/tensorboard.h>
+#include "report/progress.h"
+#include "report/tensorboard.h"
 
 #include "train/snapshot.h"
 
@@ -27,11 +27,13 @@ struct Update {
 class RunLog {
  public:
   /// Silent: counts and times, but writes and shows nothing, as on every rank but the first.
-  RunLog(const TrainingArguments& arguments, std::int64_t first_step, std::int64_t total_steps, bool silent);
+  RunLog(const TrainingArguments& arguments, std::int64_t first_step, std::int64_t total_steps,
+         bool silent);
 
   void start_update() { update_started_ = Clock::now(); }
   /// `position` is that after the update, `epochs` the epochs done.
-  void end_update(const Update& update, const TrainingPosition& position, double epochs, double learning_rate);
+  void end_update(const Update& update, const TrainingPosition& position, double epochs,
+                  double learning_rate);
   void add_evaluation(const EvalResults& eval, std::int64_t step, double epochs);
   /// Clears the progress line.
   void finish() { progress_.finish(); }
@@ -45,7 +47,8 @@ class RunLog {
  private:
   using Clock = std::chrono::steady_clock;
 
-  void write_metrics(const Update& update, const TrainingPosition& position, double epochs, double learning_rate);
+  void write_metrics(const Update& update, const TrainingPosition& position, double epochs,
+                     double learning_rate);
 
   bool is_shown_;
   std::int64_t logging_steps_;

@@ -2,7 +2,8 @@
 #include <headroom/train/run_plan.h>
 
 #include <headroom/core/bytes.h>
-#include <headroom/report/table.h>
+#include "report/json.h"
+#include "report/table.h"
 
 #include <fmt/format.h>
 
@@ -37,7 +38,8 @@ std::vector<StageDecision> decisions(const RunPlan& plan) {
       before.format_ns += format.decode_ns(bytes);
       is_stored[input] = true;
     }
-    if (operation.kind == OperationKind::kBackward || operation.kind == OperationKind::kFree) continue;
+    if (operation.kind == OperationKind::kBackward || operation.kind == OperationKind::kFree)
+      continue;
     StageDecision& decision = result[input];
     ++decision.num_forwards;
     if (operation.kind == OperationKind::kForwardKeep) decision.option = operation.option;
@@ -47,9 +49,11 @@ std::vector<StageDecision> decisions(const RunPlan& plan) {
 
 // "recompute x1, keep mlp", and what happens to the output where it does not stay as it is.
 std::string decision_text(const RunPlan& plan, std::size_t stage, const StageDecision& decision) {
-  std::string text = plan.option_names[stage][static_cast<std::size_t>(std::max(decision.option, 0))];
+  std::string text =
+      plan.option_names[stage][static_cast<std::size_t>(std::max(decision.option, 0))];
   if (decision.num_forwards > 1) {
-    text = fmt::format("recompute x{}{}", decision.num_forwards - 1, decision.option > 0 ? ", " + text : "");
+    text = fmt::format("recompute x{}{}", decision.num_forwards - 1,
+                       decision.option > 0 ? ", " + text : "");
   }
   if (decision.output_format == 0) return text;
   const std::string& format = format_of(plan, decision.output_format).name;
@@ -63,9 +67,13 @@ std::int64_t extra_ns(const StageCosts& costs, const StageDecision& decision) {
          (plain.forward_ns + plain.backward_ns) + decision.format_ns;
 }
 
-std::string format_name(const RunPlan& plan, int format) { return format == 0 ? "full" : format_of(plan, format).name; }
+std::string format_name(const RunPlan& plan, int format) {
+  return format == 0 ? "full" : format_of(plan, format).name;
+}
 
-const char* phase_of(const Operation& operation) { return operation.kind == OperationKind::kBackward ? "backward" : "forward"; }
+const char* phase_of(const Operation& operation) {
+  return operation.kind == OperationKind::kBackward ? "backward" : "forward";
+}
 
 }  // namespace
 
@@ -98,14 +106,16 @@ Json to_json(const RunPlan& plan) {
   const std::vector<StageDecision> chosen = decisions(plan);
   for (std::size_t i = 0; i < chosen.size(); ++i) {
     const StageCosts& costs = plan.costs.stages[i];
-    stages.push(Json::object()
-                    .set("name", costs.name)
-                    .set("decision", decision_text(plan, i, chosen[i]))
-                    .set("option", chosen[i].option)
-                    .set("num_forwards", chosen[i].num_forwards)
-                    .set("output_format", format_name(plan, chosen[i].output_format))
-                    .set("kept_bytes", costs.options[static_cast<std::size_t>(std::max(chosen[i].option, 0))].kept_bytes)
-                    .set("extra_ns", extra_ns(costs, chosen[i])));
+    stages.push(
+        Json::object()
+            .set("name", costs.name)
+            .set("decision", decision_text(plan, i, chosen[i]))
+            .set("option", chosen[i].option)
+            .set("num_forwards", chosen[i].num_forwards)
+            .set("output_format", format_name(plan, chosen[i].output_format))
+            .set("kept_bytes",
+                 costs.options[static_cast<std::size_t>(std::max(chosen[i].option, 0))].kept_bytes)
+            .set("extra_ns", extra_ns(costs, chosen[i])));
   }
   json.set("stages", stages);
 
@@ -125,7 +135,8 @@ Json to_json(const RunPlan& plan) {
 
   Json alternatives = Json::array();
   for (const RunPlan::Alternative& other : plan.alternatives) {
-    Json row = Json::object().set("memory_budget_bytes", other.budget_bytes).set("feasible", other.fits);
+    Json row =
+        Json::object().set("memory_budget_bytes", other.budget_bytes).set("feasible", other.fits);
     if (other.fits) {
       row.set("micro_batch_size", other.micro_batch)
           .set("gradient_accumulation_steps", other.num_micro_batches)
@@ -138,18 +149,22 @@ Json to_json(const RunPlan& plan) {
 }
 
 std::string to_text(const RunPlan& plan) {
-  std::string text = fmt::format("global batch {} = {}{} micro-batch{} of at most {} samples\n", plan.global_batch,
-                                 plan.num_ranks == 1 ? "" : fmt::format("{} ranks x ", plan.num_ranks), plan.num_micro_batches,
-                                 plan.num_micro_batches == 1 ? "" : "es", plan.micro_batch);
+  std::string text = fmt::format(
+      "global batch {} = {}{} micro-batch{} of at most {} samples\n", plan.global_batch,
+      plan.num_ranks == 1 ? "" : fmt::format("{} ranks x ", plan.num_ranks), plan.num_micro_batches,
+      plan.num_micro_batches == 1 ? "" : "es", plan.micro_batch);
   std::string states;
   for (const auto& [name, bytes] : plan.optimizer_state_bytes) {
     states += fmt::format("{}{} {}", states.empty() ? "" : ", ", name, format_bytes(bytes));
   }
   if (!states.empty()) text += fmt::format("optimizer state by --optim: {}\n", states);
   if (!plan.is_predicted) return text;
-  text += fmt::format("predicted: peak {}{}, {:.3f} s per update\n", format_bytes(plan.predicted_peak_bytes),
-                      plan.budget_bytes > 0 ? fmt::format(" of {}", format_bytes(plan.budget_bytes)) : "", plan.predicted_step_seconds);
-  if (plan.update_in_backward) text += "parameters are updated inside backward, and each gradient is freed at once\n";
+  text += fmt::format(
+      "predicted: peak {}{}, {:.3f} s per update\n", format_bytes(plan.predicted_peak_bytes),
+      plan.budget_bytes > 0 ? fmt::format(" of {}", format_bytes(plan.budget_bytes)) : "",
+      plan.predicted_step_seconds);
+  if (plan.update_in_backward)
+    text += "parameters are updated inside backward, and each gradient is freed at once\n";
   std::string owners;
   for (const auto& [owner, bytes] : plan.bytes_by_owner)
     owners += fmt::format("{}{} {}", owners.empty() ? "" : ", ", owner, format_bytes(bytes));
@@ -167,14 +182,18 @@ std::string to_text(const RunPlan& plan) {
     const auto row_of = [&](std::size_t index) {
       const StageCosts& costs = plan.costs.stages[index];
       const StageDecision& decision = chosen[index];
-      return std::vector<std::string>{decision_text(plan, index, decision),
-                                      format_bytes(costs.options[static_cast<std::size_t>(std::max(decision.option, 0))].kept_bytes),
-                                      fmt::format("{:.2f} ms", static_cast<double>(extra_ns(costs, decision)) * 1e-6)};
+      return std::vector<std::string>{
+          decision_text(plan, index, decision),
+          format_bytes(
+              costs.options[static_cast<std::size_t>(std::max(decision.option, 0))].kept_bytes),
+          fmt::format("{:.2f} ms", static_cast<double>(extra_ns(costs, decision)) * 1e-6)};
     };
     std::vector<std::string> row = row_of(i);
     while (end < chosen.size() && row_of(end) == row) ++end;
     const std::string first = plan.costs.stages[i].name;
-    row.insert(row.begin(), end - i == 1 ? first : fmt::format("{} .. {}", first, plan.costs.stages[end - 1].name));
+    row.insert(row.begin(), end - i == 1
+                                ? first
+                                : fmt::format("{} .. {}", first, plan.costs.stages[end - 1].name));
     table.add_row(row);
     i = end;
     if (++shown == 60 && i < chosen.size()) {
@@ -184,9 +203,11 @@ std::string to_text(const RunPlan& plan) {
   }
   text += table.to_text();
   for (const RunPlan::Alternative& other : plan.alternatives) {
-    text += other.fits ? fmt::format("with {}: {} x {} samples, {:.3f} s per update, peak {}\n", format_bytes(other.budget_bytes),
-                                     other.num_micro_batches, other.micro_batch, other.step_seconds, format_bytes(other.peak_bytes))
-                       : fmt::format("with {}: does not fit\n", format_bytes(other.budget_bytes));
+    text += other.fits
+                ? fmt::format("with {}: {} x {} samples, {:.3f} s per update, peak {}\n",
+                              format_bytes(other.budget_bytes), other.num_micro_batches,
+                              other.micro_batch, other.step_seconds, format_bytes(other.peak_bytes))
+                : fmt::format("with {}: does not fit\n", format_bytes(other.budget_bytes));
   }
   return text;
 }

@@ -17,7 +17,8 @@ std::int64_t round_up_to_bucket(std::int64_t size) {
 
 bool have_same_form(const Shapes& a, const Shapes& b) {
   return a.size() == b.size() &&
-         std::equal(a.begin(), a.end(), b.begin(), [](const auto& x, const auto& y) { return x.size() == y.size(); });
+         std::equal(a.begin(), a.end(), b.begin(),
+                    [](const auto& x, const auto& y) { return x.size() == y.size(); });
 }
 
 at::Tensor with_shape(at::Tensor tensor, const std::vector<std::int64_t>& shape) {
@@ -53,14 +54,17 @@ Shapes bucket_bounds(Shapes shapes) {
 std::string bucket_key(const Shapes& shapes) {
   std::string key;
   for (const std::vector<std::int64_t>& shape : bucket_bounds(shapes)) {
-    key += fmt::format("{}{}", key.empty() ? "" : "_", shape.empty() ? "1" : fmt::format("{}", fmt::join(shape, "x")));
+    key += fmt::format("{}{}", key.empty() ? "" : "_",
+                       shape.empty() ? "1" : fmt::format("{}", fmt::join(shape, "x")));
   }
   return key;
 }
 
 bool covers(const Shapes& large, const Shapes& small) {
-  return have_same_form(large, small) && std::equal(large.begin(), large.end(), small.begin(), [](const auto& a, const auto& b) {
-           return std::equal(a.begin(), a.end(), b.begin(), [](std::int64_t x, std::int64_t y) { return x >= y; });
+  return have_same_form(large, small) &&
+         std::equal(large.begin(), large.end(), small.begin(), [](const auto& a, const auto& b) {
+           return std::equal(a.begin(), a.end(), b.begin(),
+                             [](std::int64_t x, std::int64_t y) { return x >= y; });
          });
 }
 
@@ -77,7 +81,8 @@ std::string to_text(const Shapes& shapes) {
   std::vector<std::string> texts;
   for (const std::vector<std::int64_t>& shape : shapes) {
     const std::string text = fmt::format("{}", fmt::join(shape, "x"));
-    if (!text.empty() && std::find(texts.begin(), texts.end(), text) == texts.end()) texts.push_back(text);
+    if (!text.empty() && std::find(texts.begin(), texts.end(), text) == texts.end())
+      texts.push_back(text);
   }
   return fmt::format("{}", fmt::join(texts, ", "));
 }

@@ -17,8 +17,9 @@ using Shapes = std::vector<std::vector<std::int64_t>>;
 
 Shapes shapes_of(const MicroBatch& micro);
 
-/// The largest shapes of a bucket: every size rounded up to a power of two or to a quarter of the way to the next one (16, 20, 24, 28, 32,
-/// 40, ...), so that the shapes of a bucket differ by at most a quarter, and there are four buckets for each doubling.
+/// The largest shapes of a bucket: every size rounded up to a power of two or to a quarter of the
+/// way to the next one (16, 20, 24, 28, 32, 40, ...), so that the shapes of a bucket differ by at
+/// most a quarter, and there are four buckets for each doubling.
 Shapes bucket_bounds(Shapes shapes);
 
 /// Names the bucket of some shapes: "24_24". A file may have this name.
@@ -33,8 +34,8 @@ Shapes merged(const Shapes& a, const Shapes& b);
 /// "128", or "3x224x224" and whatever else differs from it, for people.
 std::string to_text(const Shapes& shapes);
 
-/// The micro-batch with other sizes: cut, or made longer by repeating its last values, which are valid wherever they stand. As it is when
-/// it has these shapes already, or another form.
+/// The micro-batch with other sizes: cut, or made longer by repeating its last values, which are
+/// valid wherever they stand. As it is when it has these shapes already, or another form.
 MicroBatch with_shapes(MicroBatch micro, const Shapes& shapes);
 
 /// The shapes that one plan serves.

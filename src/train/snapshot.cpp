@@ -1,8 +1,8 @@
 #include "train/snapshot.h"
 
 #include <headroom/core/error.h>
-#include <headroom/core/hash.h>
 #include <headroom/memory/meter.h>
+#include "core/hash.h"
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
@@ -27,7 +27,9 @@ constexpr const char* kPrefix = "snapshot-";
 constexpr const char* kChecksums = "checksums.sha256";
 const std::array<const char*, 3> kFiles = {"weights.bin", "optimizer.pt", "position.pt"};
 
-[[noreturn]] void fail(const fs::path& path, const std::string& what) { throw SnapshotError(fmt::format("{}: {}", path.string(), what)); }
+[[noreturn]] void fail(const fs::path& path, const std::string& what) {
+  throw SnapshotError(fmt::format("{}: {}", path.string(), what));
+}
 
 std::string file_sha256(const fs::path& path) {
   std::ifstream file(path, std::ios::binary);
@@ -53,7 +55,9 @@ std::int64_t number_of(const fs::path& path) {
   const std::string name = path.filename().string();
   if (name.rfind(kPrefix, 0) != 0) return -1;
   const std::string digits = name.substr(std::string(kPrefix).size());
-  if (digits.empty() || digits.size() > 18 || digits.find_first_not_of("0123456789") != std::string::npos) return -1;
+  if (digits.empty() || digits.size() > 18 ||
+      digits.find_first_not_of("0123456789") != std::string::npos)
+    return -1;
   return std::stoll(digits);
 }
 
@@ -63,7 +67,8 @@ std::vector<fs::path> snapshots_in(const std::string& output_dir) {
   for (const auto& entry : fs::directory_iterator(output_dir)) {
     if (entry.is_directory() && number_of(entry.path()) >= 0) found.push_back(entry.path());
   }
-  std::sort(found.begin(), found.end(), [](const fs::path& a, const fs::path& b) { return number_of(a) < number_of(b); });
+  std::sort(found.begin(), found.end(),
+            [](const fs::path& a, const fs::path& b) { return number_of(a) < number_of(b); });
   return found;
 }
 
@@ -73,10 +78,11 @@ std::vector<std::pair<std::string, at::Tensor>> weights_of(const Chain& chain) {
   return tensors;
 }
 
-// Weights are a header, one line per tensor, and the bytes of the tensors in that order: they can be read where they belong, one by one,
-// where an archive would hold all of them a second time.
+// Weights are a header, one line per tensor, and the bytes of the tensors in that order: they can
+// be read where they belong, one by one, where an archive would hold all of them a second time.
 std::string header_line(const std::string& name, const at::Tensor& tensor) {
-  return fmt::format("{} [{}] {}", c10::toString(tensor.scalar_type()), fmt::join(tensor.sizes(), ","), name);
+  return fmt::format("{} [{}] {}", c10::toString(tensor.scalar_type()),
+                     fmt::join(tensor.sizes(), ","), name);
 }
 
 void write_weights(const fs::path& path, const Chain& chain) {
@@ -86,7 +92,8 @@ void write_weights(const fs::path& path, const Chain& chain) {
   for (const auto& [name, tensor] : tensors) file << header_line(name, tensor) << "\n";
   for (const auto& [name, tensor] : tensors) {
     const at::Tensor bytes = tensor.detach().cpu().contiguous();
-    file.write(static_cast<const char*>(bytes.data_ptr()), static_cast<std::streamsize>(bytes.nbytes()));
+    file.write(static_cast<const char*>(bytes.data_ptr()),
+               static_cast<std::streamsize>(bytes.nbytes()));
   }
   file.close();
   if (!file) fail(path, "cannot be written");
@@ -97,7 +104,8 @@ std::ifstream open_weights(const fs::path& path, const Chain& chain) {
   const auto tensors = weights_of(chain);
   std::ifstream file(path, std::ios::binary);
   std::string line;
-  if (!std::getline(file, line) || line.rfind("headroom weights 1: ", 0) != 0) fail(path, "is not readable: it holds no weights");
+  if (!std::getline(file, line) || line.rfind("headroom weights 1: ", 0) != 0)
+    fail(path, "is not readable: it holds no weights");
   const bool same_count = line == fmt::format("headroom weights 1: {}", tensors.size());
   for (const auto& [name, tensor] : tensors) {
     if (!std::getline(file, line) || line != header_line(name, tensor)) {
@@ -113,15 +121,17 @@ void read_weights(const fs::path& path, const Chain& chain) {
   const torch::NoGradGuard no_grad;
   for (auto& [name, tensor] : weights_of(chain)) {
     const bool in_place = tensor.is_cpu() && tensor.is_contiguous();
-    at::Tensor bytes = in_place ? tensor.detach() : at::empty(tensor.sizes(), tensor.options().device(at::kCPU).requires_grad(false));
+    at::Tensor bytes = in_place ? tensor.detach()
+                                : at::empty(tensor.sizes(),
+                                            tensor.options().device(at::kCPU).requires_grad(false));
     file.read(static_cast<char*>(bytes.data_ptr()), static_cast<std::streamsize>(bytes.nbytes()));
     if (!file) fail(path, fmt::format("ends before '{}'", name));
     if (!in_place) tensor.copy_(bytes);
   }
 }
 
-void write_archives(const fs::path& folder, const Chain& chain, const torch::optim::Optimizer& optimizer,
-                    const TrainingPosition& position) {
+void write_archives(const fs::path& folder, const Chain& chain,
+                    const torch::optim::Optimizer& optimizer, const TrainingPosition& position) {
   write_weights(folder / kFiles[0], chain);
 
   torch::serialize::OutputArchive state;
@@ -132,7 +142,8 @@ void write_archives(const fs::path& folder, const Chain& chain, const torch::opt
   place.write("global_step", c10::IValue(position.global_step));
   place.write("micro_batch", c10::IValue(position.micro_batch));
   std::string splits;
-  for (const auto& [key, size] : position.micro_batch_by_shape) splits += fmt::format("{} {}\n", key, size);
+  for (const auto& [key, size] : position.micro_batch_by_shape)
+    splits += fmt::format("{} {}\n", key, size);
   place.write("micro_batch_by_shape", c10::IValue(splits));
   place.write("loss_sum", c10::IValue(position.loss_sum));
   place.write("num_skipped_updates", c10::IValue(position.num_skipped_updates));
@@ -142,8 +153,11 @@ void write_archives(const fs::path& folder, const Chain& chain, const torch::opt
   place.write("num_ranks", c10::IValue(static_cast<std::int64_t>(position.random_states.size())));
   for (std::size_t rank = 0; rank < position.random_states.size(); ++rank) {
     std::string bytes = position.random_states[rank];
-    place.write(fmt::format("random_state_{}", rank),
-                torch::from_blob(bytes.data(), {static_cast<std::int64_t>(bytes.size())}, torch::kByte).clone(), /*is_buffer=*/true);
+    place.write(
+        fmt::format("random_state_{}", rank),
+        torch::from_blob(bytes.data(), {static_cast<std::int64_t>(bytes.size())}, torch::kByte)
+            .clone(),
+        /*is_buffer=*/true);
   }
   std::string settings;
   for (const auto& [key, value] : position.settings) settings += fmt::format("{}={}\n", key, value);
@@ -162,7 +176,8 @@ void check_files(const fs::path& folder) {
   for (const char* file : kFiles) {
     const auto found = expected.find(file);
     if (found == expected.end()) fail(folder / kChecksums, fmt::format("does not list {}", file));
-    if (file_sha256(folder / file) != found->second) fail(folder / file, "is corrupt: its SHA-256 is not the one it was saved with");
+    if (file_sha256(folder / file) != found->second)
+      fail(folder / file, "is corrupt: its SHA-256 is not the one it was saved with");
   }
 }
 
@@ -204,13 +219,15 @@ TrainingPosition read_position(const fs::path& folder, torch::serialize::InputAr
     for (std::size_t rank = 0; rank < position.random_states.size(); ++rank) {
       at::Tensor state;
       archive.read(fmt::format("random_state_{}", rank), state, /*is_buffer=*/true);
-      position.random_states[rank].assign(static_cast<const char*>(state.data_ptr()), state.nbytes());
+      position.random_states[rank].assign(static_cast<const char*>(state.data_ptr()),
+                                          state.nbytes());
     }
     archive.read("settings", value);
     std::istringstream lines(value.toStringRef());
     for (std::string line; std::getline(lines, line);) {
       const std::size_t equals = line.find('=');
-      if (equals != std::string::npos) position.settings[line.substr(0, equals)] = line.substr(equals + 1);
+      if (equals != std::string::npos)
+        position.settings[line.substr(0, equals)] = line.substr(equals + 1);
     }
   } catch (const c10::Error& error) {
     fail(folder / kFiles[2], fmt::format("lacks a field: {}", error.what_without_backtrace()));
@@ -223,16 +240,20 @@ void check_settings(const fs::path& folder, const std::map<std::string, std::str
   for (const auto& [key, value] : now) {
     const auto found = saved.find(key);
     const std::string before = found == saved.end() ? "(absent)" : found->second;
-    if (before != value) fail(folder, fmt::format("was made with {} '{}', not '{}': it belongs to another run", key, before, value));
+    if (before != value)
+      fail(folder, fmt::format("was made with {} '{}', not '{}': it belongs to another run", key,
+                               before, value));
   }
 }
 
 }  // namespace
 
-std::string save_snapshot(const std::string& output_dir, const Chain& chain, const torch::optim::Optimizer& optimizer,
+std::string save_snapshot(const std::string& output_dir, const Chain& chain,
+                          const torch::optim::Optimizer& optimizer,
                           const TrainingPosition& position, std::int64_t total_limit) {
   const fs::path folder = fs::path(output_dir) / fmt::format("{}{}", kPrefix, position.global_step);
-  const fs::path temporary = fs::path(output_dir) / fmt::format(".{}{}.tmp", kPrefix, position.global_step);
+  const fs::path temporary =
+      fs::path(output_dir) / fmt::format(".{}{}.tmp", kPrefix, position.global_step);
   try {
     fs::remove_all(temporary);
     fs::create_directories(temporary);
@@ -261,7 +282,8 @@ std::string save_snapshot(const std::string& output_dir, const Chain& chain, con
   return folder.string();
 }
 
-TrainingPosition load_snapshot(const std::string& folder_text, const Chain& chain, torch::optim::Optimizer& optimizer,
+TrainingPosition load_snapshot(const std::string& folder_text, const Chain& chain,
+                               torch::optim::Optimizer& optimizer,
                                const std::map<std::string, std::string>& settings) {
   const fs::path folder = folder_text;
   check_files(folder);
@@ -279,7 +301,8 @@ TrainingPosition load_snapshot(const std::string& folder_text, const Chain& chai
   return position;
 }
 
-TrainingPosition snapshot_position(const std::string& folder, const std::map<std::string, std::string>& settings) {
+TrainingPosition snapshot_position(const std::string& folder,
+                                   const std::map<std::string, std::string>& settings) {
   check_files(folder);
   auto place = open_archive(fs::path(folder) / kFiles[2]);
   TrainingPosition position = read_position(folder, place);

@@ -19,26 +19,33 @@ namespace headroom {
 struct TrainingPosition {
   std::int64_t global_step = 0;
   std::int64_t micro_batch = 0;
-  std::map<std::string, std::int64_t> micro_batch_by_shape;  ///< for the buckets of shapes that were met
-  double loss_sum = 0.0;                                     ///< of the updates so far
+  std::map<std::string, std::int64_t>
+      micro_batch_by_shape;  ///< for the buckets of shapes that were met
+  double loss_sum = 0.0;     ///< of the updates so far
   std::int64_t num_skipped_updates = 0;
   GradScalerState scaler;
   std::vector<std::string> random_states;       ///< of the CPU generator, by rank
   std::map<std::string, std::string> settings;  ///< what must be the same for a run to go on
 };
 
-/// Writes output_dir/snapshot-N so that it is there whole or not at all, and then removes the oldest beyond `total_limit` (0: keeps all).
-/// Returns its folder. Throws SnapshotError, naming the path, when it cannot be written.
-std::string save_snapshot(const std::string& output_dir, const Chain& chain, const torch::optim::Optimizer& optimizer,
+/// Writes output_dir/snapshot-N so that it is there whole or not at all, and then removes the
+/// oldest beyond `total_limit` (0: keeps all). Returns its folder. Throws SnapshotError, naming the
+/// path, when it cannot be written.
+std::string save_snapshot(const std::string& output_dir, const Chain& chain,
+                          const torch::optim::Optimizer& optimizer,
                           const TrainingPosition& position, std::int64_t total_limit);
 
-/// Restores weights, buffers and optimizer; random states are left to the caller. Every byte is checked against its SHA-256 first: nothing
-/// is changed when the snapshot is unreadable, corrupt or was made with other settings; then throws SnapshotError naming what is wrong.
-TrainingPosition load_snapshot(const std::string& folder, const Chain& chain, torch::optim::Optimizer& optimizer,
+/// Restores weights, buffers and optimizer; random states are left to the caller. Every byte is
+/// checked against its SHA-256 first: nothing is changed when the snapshot is unreadable, corrupt
+/// or was made with other settings; then throws SnapshotError naming what is wrong.
+TrainingPosition load_snapshot(const std::string& folder, const Chain& chain,
+                               torch::optim::Optimizer& optimizer,
                                const std::map<std::string, std::string>& settings);
 
-/// Where the run of a snapshot stood, so that a resumed one can split in the same way. Checks the snapshot as load_snapshot does.
-TrainingPosition snapshot_position(const std::string& folder, const std::map<std::string, std::string>& settings);
+/// Where the run of a snapshot stood, so that a resumed one can split in the same way. Checks the
+/// snapshot as load_snapshot does.
+TrainingPosition snapshot_position(const std::string& folder,
+                                   const std::map<std::string, std::string>& settings);
 
 /// The newest whole snapshot of an output folder. Throws SnapshotError when there is none.
 std::string last_snapshot(const std::string& output_dir);

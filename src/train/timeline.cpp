@@ -1,4 +1,5 @@
 #include "train/timeline.h"
+#include "report/json.h"
 
 #include <fmt/format.h>
 
@@ -9,7 +10,8 @@ namespace {
 
 Json by_owner(const MemoryUse& use) {
   Json owners = Json::object();
-  for (std::size_t owner = 0; owner < kNumOwners; ++owner) owners.set(owner_name(static_cast<Owner>(owner)), use.live_by_owner[owner]);
+  for (std::size_t owner = 0; owner < kNumOwners; ++owner)
+    owners.set(owner_name(static_cast<Owner>(owner)), use.live_by_owner[owner]);
   return owners;
 }
 
@@ -59,11 +61,14 @@ Json Timeline::points() const {
 
 Json Timeline::trace(const RunPlan& plan) const {
   const std::vector<Operation>& operations = plan.operations_for(plan.micro_batch);
-  const auto microseconds = [](Clock::duration time) { return std::chrono::duration<double, std::micro>(time).count(); };
+  const auto microseconds = [](Clock::duration time) {
+    return std::chrono::duration<double, std::micro>(time).count();
+  };
   Json events = Json::array();
   for (const Point& point : highest_) {
     const Operation& operation = operations.at(point.operation);
-    const std::string& stage = plan.costs.stages.at(static_cast<std::size_t>(operation.stage) - 1).name;
+    const std::string& stage =
+        plan.costs.stages.at(static_cast<std::size_t>(operation.stage) - 1).name;
     events.push(Json::object()
                     .set("name", fmt::format("{} {}", operation_name(operation.kind), stage))
                     .set("ph", "X")

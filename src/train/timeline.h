@@ -3,8 +3,8 @@
 // What one micro-batch of a step held and how long it took, operation by operation.
 
 #include <headroom/memory/meter.h>
-#include <headroom/report/json.h>
 #include <headroom/train/run_plan.h>
+#include "report/json.h"
 
 #include <chrono>
 #include <cstddef>
@@ -16,14 +16,16 @@ namespace headroom {
 class Timeline {
  public:
   void start();
-  /// After each operation of a micro-batch. One of another size than plan.micro_batch may have other operations, and is not kept.
+  /// After each operation of a micro-batch. One of another size than plan.micro_batch may have
+  /// other operations, and is not kept.
   void record(std::size_t operation, bool has_planned_size);
   void finish();
   bool is_recording() const { return is_recording_; }
 
   /// For plan.json: bytes by owner after every operation.
   Json points() const;
-  /// The same with times, as events that trace viewers show (Chrome's format). `plan` is the one that ran.
+  /// The same with times, as events that trace viewers show (Chrome's format). `plan` is the one
+  /// that ran.
   Json trace(const RunPlan& plan) const;
 
  private:

@@ -23,7 +23,8 @@ std::atomic<bool> stop_requested{false};
 void make_output_folder(const std::string& folder) {
   std::error_code error;
   std::filesystem::create_directories(folder, error);
-  if (error) throw ConfigError(fmt::format("--output_dir '{}' cannot be made: {}", folder, error.message()));
+  if (error)
+    throw ConfigError(fmt::format("--output_dir '{}' cannot be made: {}", folder, error.message()));
   // Fails now rather than after hours of training.
   const std::string probe = folder + "/.write_probe";
   write_file_atomically(probe, "");
@@ -53,14 +54,17 @@ auto leaving_on_errors(Communicator& comm, const Call& call) {
 
 void warn_about_batch_norms(const Chain& chain) {
   for (std::size_t i = 0; i < chain.size(); ++i) {
-    if (const auto module = chain.stage(i).module()) warn_about_batch_norm(*module, chain.stage(i).name());
+    if (const auto module = chain.stage(i).module())
+      warn_about_batch_norm(*module, chain.stage(i).name());
   }
 }
 
 }  // namespace
 
-Trainer::Trainer(TrainingArguments arguments, Chain chain, std::shared_ptr<const Dataset> train_data,
-                 std::shared_ptr<const Dataset> eval_data, std::shared_ptr<Communicator> communicator)
+Trainer::Trainer(TrainingArguments arguments, Chain chain,
+                 std::shared_ptr<const Dataset> train_data,
+                 std::shared_ptr<const Dataset> eval_data,
+                 std::shared_ptr<Communicator> communicator)
     : state_(std::make_unique<State>()) {
   validate(arguments, {});
   if (chain.size() == 0) throw ConfigError("the chain has no stage: there is nothing to train");
@@ -74,9 +78,12 @@ Trainer::Trainer(TrainingArguments arguments, Chain chain, std::shared_ptr<const
   state.num_ranks = state.comm->size();
   state.named_parameters = state.chain.named_parameters();
   for (auto& [name, buffer] : state.chain.named_buffers()) state.buffers.push_back(buffer);
-  if (state.named_parameters.empty()) throw ConfigError("the model has no parameter that requires a gradient");
-  for (auto& [name, parameter] : state.named_parameters) MemoryMeter::instance().assign_owner(parameter, Owner::kWeights);
-  for (const at::Tensor& buffer : state.buffers) MemoryMeter::instance().assign_owner(buffer, Owner::kWeights);
+  if (state.named_parameters.empty())
+    throw ConfigError("the model has no parameter that requires a gradient");
+  for (auto& [name, parameter] : state.named_parameters)
+    MemoryMeter::instance().assign_owner(parameter, Owner::kWeights);
+  for (const at::Tensor& buffer : state.buffers)
+    MemoryMeter::instance().assign_owner(buffer, Owner::kWeights);
   ExecutorOptions executor_options;
   executor_options.check_recomputed_values = state.arguments.recompute_check;
   state.choose_precision();
@@ -86,10 +93,13 @@ Trainer::Trainer(TrainingArguments arguments, Chain chain, std::shared_ptr<const
     executor_options.boundary_formats = {KeepAs::kDisk};
     executor_options.spill_dir = state.arguments.spill_dir;
   }
-  executor_options.on_operation = [this](std::size_t operation) { state_->timeline.record(operation, state_->has_planned_size); };
+  executor_options.on_operation = [this](std::size_t operation) {
+    state_->timeline.record(operation, state_->has_planned_size);
+  };
   state.executor = std::make_unique<Executor>(state.chain, std::move(executor_options));
-  state.loader = std::make_unique<MicroBatchLoader>([this](c10::ArrayRef<std::int64_t> indices) { return state_->load(indices); },
-                                                    state.arguments.dataloader_num_workers > 0);
+  state.loader = std::make_unique<MicroBatchLoader>(
+      [this](c10::ArrayRef<std::int64_t> indices) { return state_->load(indices); },
+      state.arguments.dataloader_num_workers > 0);
 }
 
 Trainer::~Trainer() = default;
@@ -112,7 +122,8 @@ RunPlan Trainer::plan() {
   request.with_alternatives = true;
   request.cache_folder.clear();  // a plan that is only shown leaves nothing behind
   RunPlan plan = plan_run(request, state.chain);
-  for (const std::string& name : optimizer_names()) plan.optimizer_state_bytes.emplace_back(name, state.optimizer_bytes(name));
+  for (const std::string& name : optimizer_names())
+    plan.optimizer_state_bytes.emplace_back(name, state.optimizer_bytes(name));
   return plan;
 }
 
@@ -130,9 +141,12 @@ TrainResults Trainer::State::train() {
   plan_from_start(snapshot);
   start_optimizer();
   WindowWalk walk(grouping());
-  const std::int64_t total_updates = arguments.max_steps > 0 ? arguments.max_steps : grouping().num_updates(arguments.num_train_epochs);
+  const std::int64_t total_updates = arguments.max_steps > 0
+                                         ? arguments.max_steps
+                                         : grouping().num_updates(arguments.num_train_epochs);
   LrScheduler scheduler(*optimizer,
-                        LearningRateSchedule(parse_schedule_kind(arguments.lr_scheduler_type), total_updates, arguments.warmup_steps));
+                        LearningRateSchedule(parse_schedule_kind(arguments.lr_scheduler_type),
+                                             total_updates, arguments.warmup_steps));
   snapshot.empty() ? start_afresh() : go_on_from(snapshot, walk, scheduler);
   describe_run();
   position.micro_batch = plan.micro_batch;
@@ -164,7 +178,9 @@ void Trainer::State::begin() {
   eval.reset();
   evaluated_at = -1;
   if (arguments.nproc_per_node > 1 && comm->size() == 1) {
-    throw ConfigError(fmt::format("--nproc_per_node {} without ranks: give the trainer a communicator of them", arguments.nproc_per_node));
+    throw ConfigError(
+        fmt::format("--nproc_per_node {} without ranks: give the trainer a communicator of them",
+                    arguments.nproc_per_node));
   }
   num_ranks = comm->size();
   check_batch();
@@ -178,8 +194,10 @@ void Trainer::State::describe_run() const {
   write("training_args.json", to_json(arguments));
   write("plan.json", to_json(plan));
   if (plan.is_predicted && !arguments.json && !arguments.disable_tqdm) tell(to_text(plan));
-  const std::int64_t samples = share_of(std::min(grouping().window_samples(0), train_data->size()), 0, num_ranks).end;
-  if (num_ranks > 1 || balanced_sizes(samples, plan.micro_batch).size() > 1) warn_about_batch_norms(chain);
+  const std::int64_t samples =
+      share_of(std::min(grouping().window_samples(0), train_data->size()), 0, num_ranks).end;
+  if (num_ranks > 1 || balanced_sizes(samples, plan.micro_batch).size() > 1)
+    warn_about_batch_norms(chain);
 }
 
 void Trainer::State::write_timeline() {
@@ -201,13 +219,15 @@ void Trainer::State::evaluate_and_log(RunLog& log, double epochs) {
   log.add_evaluation(*eval, position.global_step, epochs);
 }
 
-TrainResults Trainer::State::finish(const WindowWalk& walk, RunLog& log, std::int64_t total_updates) {
+TrainResults Trainer::State::finish(const WindowWalk& walk, RunLog& log,
+                                    std::int64_t total_updates) {
   log.finish();
   // The peaks of training, not of evaluation or saving, are what the budget is about.
   TrainResults results = this->results(log, walk.epochs_done());
   interrupted = stops && position.global_step < total_updates;
   if (interrupted) {
-    warn(fmt::format("interrupted at update {}; continue with --resume_from_checkpoint {}", position.global_step, save()));
+    warn(fmt::format("interrupted at update {}; continue with --resume_from_checkpoint {}",
+                     position.global_step, save()));
   } else if (eval_data && evaluated_at != position.global_step) {
     evaluate_and_log(log, walk.epochs_done());
   }

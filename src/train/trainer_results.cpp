@@ -2,8 +2,8 @@
 #include "train/trainer_state.h"
 
 #include <headroom/core/error.h>
-#include <headroom/core/hash.h>
 #include <headroom/data/split.h>
+#include "core/hash.h"
 
 #include <torch/torch.h>
 
@@ -18,7 +18,7 @@ struct EvalSums {
   double loss = 0.0;
   std::int64_t num_items = 0;
   std::int64_t num_samples = 0;
-  std::int64_t num_right = 0;
+  std::int64_t count_correct = 0;
   std::int64_t counts_answers = 0;
 };
 
@@ -34,7 +34,8 @@ struct RankFigures {
 template <typename Plain>
 std::vector<Plain> gather_all(Communicator& comm, const Plain& mine) {
   std::vector<Plain> result;
-  for (const std::string& bytes : comm.gather({reinterpret_cast<const char*>(&mine), sizeof(mine)})) {
+  for (const std::string& bytes :
+       comm.gather({reinterpret_cast<const char*>(&mine), sizeof(mine)})) {
     result.emplace_back();
     std::memcpy(&result.back(), bytes.data(), sizeof(Plain));
   }
@@ -62,7 +63,7 @@ EvalResults Trainer::State::evaluate() {
     const std::vector<at::Tensor> outputs = executor->evaluate(micro);
     mine.loss += outputs.at(0).item<double>();
     if (outputs.size() > 1) {
-      mine.num_right += outputs[1].item<std::int64_t>();
+      mine.count_correct += outputs[1].item<std::int64_t>();
       mine.counts_answers = 1;
     }
     mine.num_items += micro.num_items;
@@ -74,13 +75,15 @@ EvalResults Trainer::State::evaluate() {
     all.loss += one.loss;
     all.num_items += one.num_items;
     all.num_samples += one.num_samples;
-    all.num_right += one.num_right;
+    all.count_correct += one.count_correct;
     all.counts_answers = std::max(all.counts_answers, one.counts_answers);
   }
   EvalResults results;
   results.num_samples = all.num_samples;
   results.loss = all.loss / static_cast<double>(std::max<std::int64_t>(all.num_items, 1));
-  if (all.counts_answers != 0) results.accuracy = static_cast<double>(all.num_right) / static_cast<double>(all.num_samples);
+  if (all.counts_answers != 0)
+    results.accuracy =
+        static_cast<double>(all.count_correct) / static_cast<double>(all.num_samples);
   return results;
 }
 
@@ -89,7 +92,8 @@ TrainResults Trainer::State::results(const RunLog& log, double epochs) {
   TrainResults results;
   results.train_runtime = runtime;
   results.train_samples_per_second = static_cast<double>(log.num_samples()) / runtime;
-  results.train_steps_per_second = static_cast<double>(position.global_step - log.first_step()) / runtime;
+  results.train_steps_per_second =
+      static_cast<double>(position.global_step - log.first_step()) / runtime;
   const std::int64_t num_applied = position.global_step - position.num_skipped_updates;
   results.train_loss = num_applied > 0 ? position.loss_sum / static_cast<double>(num_applied) : 0.0;
   results.final_loss = log.last_loss();
@@ -100,8 +104,10 @@ TrainResults Trainer::State::results(const RunLog& log, double epochs) {
   results.predicted_step_seconds = plan.predicted_step_seconds;
   results.measured_step_seconds = log.median_update_seconds();
   results.micro_batch_size = plan.micro_batch;
-  const std::int64_t samples = share_of(std::min(window_batch(), train_data->size()), 0, num_ranks).end;  // rank 0's share is the largest
-  results.gradient_accumulation_steps = static_cast<std::int64_t>(balanced_sizes(samples, plan.micro_batch).size());
+  const std::int64_t samples = share_of(std::min(window_batch(), train_data->size()), 0, num_ranks)
+                                   .end;  // rank 0's share is the largest
+  results.gradient_accumulation_steps =
+      static_cast<std::int64_t>(balanced_sizes(samples, plan.micro_batch).size());
   results.world_size = comm->size();
   results.num_skipped_updates = position.num_skipped_updates;
   results.num_recoveries = num_recoveries;
@@ -115,7 +121,8 @@ TrainResults Trainer::State::results(const RunLog& log, double epochs) {
 void Trainer::State::merge_over_ranks(TrainResults& results) {
   const MemoryUse use = MemoryMeter::instance().use();
   RankFigures most{use.peak_bytes, peak_resident_bytes(), 0, 0, use.peak_by_owner};
-  const RankFigures mine{use.peak_bytes, peak_resident_bytes(), work.num_forwards, work.num_recomputes, use.peak_by_owner};
+  const RankFigures mine{use.peak_bytes, peak_resident_bytes(), work.num_forwards,
+                         work.num_recomputes, use.peak_by_owner};
   for (const RankFigures& one : gather_all(*comm, mine)) {
     most.peak_bytes = std::max(most.peak_bytes, one.peak_bytes);
     most.resident_bytes = std::max(most.resident_bytes, one.resident_bytes);
@@ -133,7 +140,9 @@ void Trainer::State::merge_over_ranks(TrainResults& results) {
   }
   const std::int64_t first_forwards = most.num_forwards - most.num_recomputes;
   results.recomputed_forward_fraction =
-      first_forwards > 0 ? static_cast<double>(most.num_recomputes) / static_cast<double>(first_forwards) : 0.0;
+      first_forwards > 0
+          ? static_cast<double>(most.num_recomputes) / static_cast<double>(first_forwards)
+          : 0.0;
 }
 
 std::string weights_sha256(const Chain& chain) {

@@ -1,4 +1,5 @@
-// What a run needs before its first update: batch, plan, optimizer, and what a snapshot must agree with.
+// What a run needs before its first update: batch, plan, optimizer, and what a snapshot must agree
+// with.
 #include "train/trainer_state.h"
 
 #include <headroom/config/accumulation_schedule.h>
@@ -23,25 +24,29 @@ MicroBatch Trainer::State::load(c10::ArrayRef<std::int64_t> indices) const {
 MicroBatch Trainer::State::probe_batch(std::int64_t size) const {
   std::vector<std::int64_t> indices(static_cast<std::size_t>(size));
   if (bucket.empty()) {
-    for (std::size_t i = 0; i < indices.size(); ++i) indices[i] = static_cast<std::int64_t>(i) % train_data->size();
+    for (std::size_t i = 0; i < indices.size(); ++i)
+      indices[i] = static_cast<std::int64_t>(i) % train_data->size();
     return load(indices);
   }
   const ShapeBucket& entry = buckets.at(bucket);
-  for (std::size_t i = 0; i < indices.size(); ++i) indices[i] = entry.samples[i % entry.samples.size()];
+  for (std::size_t i = 0; i < indices.size(); ++i)
+    indices[i] = entry.samples[i % entry.samples.size()];
   const OwnerScope owner(Owner::kInputs);
   return with_shapes(load(indices), entry.largest);
 }
 
 std::int64_t Trainer::State::window_batch() const {
   if (arguments.global_batch_size > 0) return arguments.global_batch_size;
-  return arguments.fixed_micro_batch() * AccumulationSchedule::parse(arguments.gradient_accumulation_steps).steps_at(0) * num_ranks;
+  return arguments.fixed_micro_batch() *
+         AccumulationSchedule::parse(arguments.gradient_accumulation_steps).steps_at(0) * num_ranks;
 }
 
 Grouping Trainer::State::grouping() const {
   Grouping grouping;
   grouping.num_samples = train_data->size();
-  grouping.draws_anew = train_data->draws_anew();
-  // Without a global batch, the micro-batch and the schedule that the user gave make the window, however the plan splits it.
+  grouping.resamples_each_epoch = train_data->resamples_each_epoch();
+  // Without a global batch, the micro-batch and the schedule that the user gave make the window,
+  // however the plan splits it.
   grouping.micro_batch = arguments.global_batch_size > 0 ? 1 : arguments.fixed_micro_batch();
   grouping.num_ranks = num_ranks;
   grouping.global_batch = arguments.global_batch_size;
@@ -71,9 +76,10 @@ void Trainer::State::choose_precision() {
 
 double Trainer::State::base_learning_rate() const {
   if (arguments.scale_lr_by_batch == 0) return arguments.learning_rate;
-  const double scaled = scale_lr_by_batch(arguments.learning_rate, window_batch(), arguments.scale_lr_by_batch);
-  tell(fmt::format("learning rate {:g} x global batch {} / {} = {:g} (linear scaling rule)", arguments.learning_rate, window_batch(),
-                   arguments.scale_lr_by_batch, scaled));
+  const double scaled =
+      scale_lr_by_batch(arguments.learning_rate, window_batch(), arguments.scale_lr_by_batch);
+  tell(fmt::format("learning rate {:g} x global batch {} / {} = {:g} (linear scaling rule)",
+                   arguments.learning_rate, window_batch(), arguments.scale_lr_by_batch, scaled));
   return scaled;
 }
 
@@ -98,7 +104,8 @@ std::int64_t Trainer::State::optimizer_bytes(const std::string& name) const {
 }
 
 std::int64_t Trainer::State::time_update() const {
-  for (const std::size_t enough_bytes : {std::size_t{16} << 20, std::size_t{4} << 20, std::size_t{1} << 20}) {
+  for (const std::size_t enough_bytes :
+       {std::size_t{16} << 20, std::size_t{4} << 20, std::size_t{1} << 20}) {
     if (const std::int64_t ns = time_update_of_a_part(enough_bytes)) return ns;
   }
   return 0;
@@ -119,7 +126,8 @@ std::int64_t Trainer::State::time_update_of_a_part(std::size_t enough_bytes) con
       if (bytes >= enough_bytes) continue;
       bytes += parameter.nbytes();
       stand_ins.emplace_back(name, torch::zeros_like(parameter).requires_grad_(true));
-      gradients.push_back(torch::full_like(parameter, 1e-3, torch::TensorOptions().requires_grad(false)));
+      gradients.push_back(
+          torch::full_like(parameter, 1e-3, torch::TensorOptions().requires_grad(false)));
       stand_ins.back().second.mutable_grad() = gradients.back();
     }
     const std::unique_ptr<LeanOptimizer> stand_in = make_optimizer(optimizer_config(), stand_ins);
@@ -128,13 +136,16 @@ std::int64_t Trainer::State::time_update_of_a_part(std::size_t enough_bytes) con
       const auto start = Clock::now();
       clip_global_norm(gradients, arguments.max_grad_norm);
       stand_in->step();
-      const std::int64_t ns = std::chrono::duration_cast<std::chrono::nanoseconds>(Clock::now() - start).count();
-      if (run > 0) fastest_ns = std::min(fastest_ns, ns);  // the first one meets memory that was never touched
+      const std::int64_t ns =
+          std::chrono::duration_cast<std::chrono::nanoseconds>(Clock::now() - start).count();
+      if (run > 0)
+        fastest_ns = std::min(fastest_ns, ns);  // the first one meets memory that was never touched
     }
   } catch (const c10::OutOfMemoryError&) {
     return 0;
   }
-  return static_cast<std::int64_t>(static_cast<double>(fastest_ns) * static_cast<double>(all_bytes) / static_cast<double>(bytes));
+  return static_cast<std::int64_t>(static_cast<double>(fastest_ns) *
+                                   static_cast<double>(all_bytes) / static_cast<double>(bytes));
 }
 
 void Trainer::State::start_optimizer() {
@@ -154,7 +165,8 @@ void Trainer::State::watch_backward() {
   std::map<const void*, std::int64_t> num_uses;
   for (std::size_t i = 0; i < chain.size(); ++i) {
     if (const auto module = chain.stage(i).module()) {
-      for (const at::Tensor& parameter : module->parameters()) ++num_uses[parameter.unsafeGetTensorImpl()];
+      for (const at::Tensor& parameter : module->parameters())
+        ++num_uses[parameter.unsafeGetTensorImpl()];
     }
   }
   for (const auto& [name, parameter] : named_parameters)
@@ -163,15 +175,17 @@ void Trainer::State::watch_backward() {
 
 std::map<std::string, std::string> Trainer::State::resume_settings() const {
   std::map<std::string, std::string> settings;
-  for (const char* name :
-       {"model", "model_config", "dataset", "shuffle", "global_batch_size", "optim", "seed", "data_seed", "fp16", "bf16"}) {
+  for (const char* name : {"model", "model_config", "dataset", "shuffle", "global_batch_size",
+                           "optim", "seed", "data_seed", "fp16", "bf16"}) {
     for (const ArgumentField& field : argument_fields()) {
       if (field.name == name) settings[name] = field.get(arguments);
     }
   }
   settings["samples_per_update"] = std::to_string(window_batch());
   // As it was settled: "auto" may mean something else on another machine.
-  settings["half_precision_backend"] = compute_in_half ? "autocast" : keep_in_half ? "keep" : "auto";
+  settings["half_precision_backend"] = compute_in_half ? "autocast"
+                                       : keep_in_half  ? "keep"
+                                                       : "auto";
   return settings;
 }
 
@@ -188,17 +202,20 @@ void Trainer::State::plan_from_start(const std::string& snapshot) {
     position.micro_batch_by_shape = saved.micro_batch_by_shape;
     saved_micro_batch = saved.micro_batch;
   }
-  const bool is_measured = arguments.memory_budget_bytes > 0 || !arguments.gradient_checkpointing.empty();
+  const bool is_measured =
+      arguments.memory_budget_bytes > 0 || !arguments.gradient_checkpointing.empty();
   if (comm->is_first() && is_measured) update_ns = time_update();
   use_plan(plan_together([&] {
     RunPlanRequest request = planning_request();
     // Another split would change the order of sums.
-    if (request.fixed_micro_batch == 0 && bucket.empty()) request.fixed_micro_batch = std::min(saved_micro_batch, request.rank_batch());
+    if (request.fixed_micro_batch == 0 && bucket.empty())
+      request.fixed_micro_batch = std::min(saved_micro_batch, request.rank_batch());
     return plan_run(request, chain);
   }));
 }
 
-void Trainer::State::go_on_from(const std::string& snapshot, WindowWalk& walk, LrScheduler& scheduler) {
+void Trainer::State::go_on_from(const std::string& snapshot, WindowWalk& walk,
+                                LrScheduler& scheduler) {
   const auto splits = position.micro_batch_by_shape;
   position = load_snapshot(snapshot, chain, *optimizer, resume_settings());
   position.micro_batch_by_shape = splits;
@@ -212,7 +229,8 @@ void Trainer::State::go_on_from(const std::string& snapshot, WindowWalk& walk, L
 }
 
 void Trainer::State::check_batch() const {
-  check_split(chain, arguments.fixed_micro_batch(), std::min(window_batch(), train_data->size()), num_ranks);
+  check_split(chain, arguments.fixed_micro_batch(), std::min(window_batch(), train_data->size()),
+              num_ranks);
 }
 
 RunPlanRequest Trainer::State::planning_request() const {
@@ -222,24 +240,30 @@ RunPlanRequest Trainer::State::planning_request() const {
   request.fixed_micro_batch = std::min(arguments.fixed_micro_batch(), request.rank_batch());
   const auto split_before = position.micro_batch_by_shape.find(bucket);
   if (request.fixed_micro_batch == 0 && split_before != position.micro_batch_by_shape.end()) {
-    request.fixed_micro_batch = std::min(split_before->second, request.rank_batch());  // another split would change the order of sums
+    request.fixed_micro_batch =
+        std::min(split_before->second,
+                 request.rank_batch());  // another split would change the order of sums
   }
   request.budget_bytes = arguments.memory_budget_bytes;
   request.policy = arguments.gradient_checkpointing;
   request.keep_in_half = keep_in_half;
   request.compute_in_half = compute_in_half;
-  request.may_update_in_backward = why_not_in_backward({arguments.max_grad_norm, scaler.enabled(), num_ranks}).empty();
+  request.may_update_in_backward =
+      why_not_in_backward({arguments.max_grad_norm, scaler.enabled(), num_ranks}).empty();
   request.update_scratch_bytes = scratch_bytes();
   request.spill_dir = arguments.spill_dir;
   request.prefetches = arguments.dataloader_num_workers > 0;
   request.optimizer_bytes = optimizer_bytes(arguments.optim);
   request.optimizer_is_allocated = optimizer != nullptr;
   request.update_ns = update_ns;
-  if (plan.is_predicted) request.time_ratio = plan.time_ratio;  // while it trains, a run has no time for trials
+  if (plan.is_predicted)
+    request.time_ratio = plan.time_ratio;  // while it trains, a run has no time for trials
   request.remedies = remedies();
-  request.cache_folder = arguments.output_dir + "/profile" + (bucket == first_bucket ? "" : "/" + bucket);
-  request.cache_key = fmt::format("headroom {} model {} {} data {} threads {} parameters {} {}{}", kVersion, arguments.model,
-                                  arguments.model_config, arguments.dataset, at::get_num_threads(), chain.num_parameters(),
+  request.cache_folder =
+      arguments.output_dir + "/profile" + (bucket == first_bucket ? "" : "/" + bucket);
+  request.cache_key = fmt::format("headroom {} model {} {} data {} threads {} parameters {} {}{}",
+                                  kVersion, arguments.model, arguments.model_config,
+                                  arguments.dataset, at::get_num_threads(), chain.num_parameters(),
                                   arguments.fp16   ? "fp16"
                                   : arguments.bf16 ? "bf16"
                                                    : "fp32",

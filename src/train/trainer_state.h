@@ -1,11 +1,11 @@
 #pragma once
 
-// What a trainer holds while it runs. Setting up is in trainer_setup.cpp, one update in update_step.cpp, what ranks do together in
-// trainer_ranks.cpp, what a run comes to in trainer_results.cpp, the loop in trainer.cpp.
+// What a trainer holds while it runs. Setting up is in trainer_setup.cpp, one update in
+// update_step.cpp, what ranks do together in trainer_ranks.cpp, what a run comes to in
+// trainer_results.cpp, the loop in trainer.cpp.
 
 #include <headroom/comm/communicator.h>
 #include <headroom/core/random.h>
-#include <headroom/data/loader.h>
 #include <headroom/execute/executor.h>
 #include <headroom/execute/optimizer_in_backward.h>
 #include <headroom/memory/meter.h>
@@ -14,6 +14,8 @@
 #include <headroom/optim/schedule.h>
 #include <headroom/train/run_plan.h>
 #include <headroom/train/trainer.h>
+#include "report/json.h"
+#include "data/loader.h"
 
 #include "train/agreement.h"
 #include "train/run_log.h"
@@ -24,11 +26,11 @@
 
 #include <functional>
 #include <map>
-#include <memory>
 #include <optional>
 #include <string>
 #include <utility>
 #include <vector>
+#include "memory"
 
 namespace headroom {
 
@@ -52,7 +54,8 @@ struct Trainer::State {
   std::map<std::string, ShapeBucket> buckets;
   std::string bucket;        // of `plan`; empty: none
   std::string first_bucket;  // that the run was planned for at its start
-  Shapes window_shapes;      // the largest of the window in progress, from all attempts at it and all ranks
+  Shapes window_shapes;  // the largest of the window in progress, from all attempts at it and all
+                         // ranks
   std::int64_t num_plans = 0;
   std::int64_t update_ns = 0;  // that clipping and an update take; 0: not measured
   // At most one of them is set.
@@ -70,7 +73,8 @@ struct Trainer::State {
 
   // The whole training, as Trainer::train() promises.
   TrainResults train();
-  // What must hold before anything costly is done: the files can be written, the ranks were started alike, the cap is set.
+  // What must hold before anything costly is done: the files can be written, the ranks were started
+  // alike, the cap is set.
   void begin();
   void describe_run() const;
   void write_timeline();
@@ -87,15 +91,18 @@ struct Trainer::State {
 
   // Throws ConfigError, on every rank, when the ranks differ in what they were asked to do.
   void check_ranks_are_alike();
-  // Throws CommError, on every rank, when weights or buffers are not the same everywhere, bit for bit.
+  // Throws CommError, on every rank, when weights or buffers are not the same everywhere, bit for
+  // bit.
   void check_weights_are_equal();
   std::vector<at::Tensor> weights() const;  // parameters and buffers
   // Rank 0's weights everywhere, and random streams that differ by rank.
   void start_afresh();
   void restore_random_state();
-  // Rank 0 plans, because times differ, and all use what it planned. Throws BudgetError on every rank when it does there.
+  // Rank 0 plans, because times differ, and all use what it planned. Throws BudgetError on every
+  // rank when it does there.
   RunPlan plan_together(const std::function<RunPlan()>& make) const;
-  // Rank 0 writes a snapshot that holds the random state of every rank. Returns its folder on every rank.
+  // Rank 0 writes a snapshot that holds the random state of every rank. Returns its folder on every
+  // rank.
   std::string save();
 
   MicroBatch load(c10::ArrayRef<std::int64_t> indices) const;
@@ -114,7 +121,8 @@ struct Trainer::State {
 
   std::int64_t optimizer_bytes(const std::string& name) const;
 
-  // How long clipping and an update take, measured on stand-ins for some parameters; 0 when there is no room for them.
+  // How long clipping and an update take, measured on stand-ins for some parameters; 0 when there
+  // is no room for them.
   std::int64_t time_update() const;
   std::int64_t time_update_of_a_part(std::size_t enough_bytes) const;
 
@@ -136,11 +144,12 @@ struct Trainer::State {
   // Starts the buckets with the shapes of the first sample that will be trained.
   void look_at_first_window();
 
-  // True when the window that this micro-batch belongs to needs another plan. To be asked before the micro-batch runs.
+  // True when the window that this micro-batch belongs to needs another plan. To be asked before
+  // the micro-batch runs.
   bool wants_other_plan(const MicroBatch& micro, bool is_first);
 
-  // Makes, or takes out again, the plan for the shapes that the ranks met in a window of `num_samples`. Throws BudgetError when nothing
-  // fits.
+  // Makes, or takes out again, the plan for the shapes that the ranks met in a window of
+  // `num_samples`. Throws BudgetError when nothing fits.
   void plan_for_window(const ShareReport& agreed, std::int64_t num_samples);
 
   RunPlan plan_with_any_split(RunPlanRequest request) const;
@@ -150,32 +159,36 @@ struct Trainer::State {
   std::int64_t predicted_peak_bytes() const;  // of all plans
   std::int64_t smallest_micro_batch() const;  // of all plans
 
-  // One update from the samples of a window. When memory runs out on any rank, or shapes need another plan, every rank undoes the step,
-  // takes the new plan and makes the same step again.
+  // One update from the samples of a window. When memory runs out on any rank, or shapes need
+  // another plan, every rank undoes the step, takes the new plan and makes the same step again.
   Update train_window(const std::vector<std::int64_t>& samples, LrScheduler& scheduler);
 
-  // The gradients of this rank's share of the window, and how that went. Unless it is done, the step must be undone.
+  // The gradients of this rank's share of the window, and how that went. Unless it is done, the
+  // step must be undone.
   ShareReport run_share(const std::vector<std::int64_t>& window, std::int64_t num_items);
-  void accumulate(const std::vector<std::int64_t>& share, std::int64_t num_items, ShareReport& report);
+  void accumulate(const std::vector<std::int64_t>& share, std::int64_t num_items,
+                  ShareReport& report);
   // Whatever summing needs is allocated before the ranks agree, because afterwards none may fail.
   void make_ready_to_sum(ShareReport& report);
 
-  Update finish_window(const ShareReport& agreed, std::int64_t num_samples, std::int64_t num_items, LrScheduler& scheduler);
+  Update finish_window(const ShareReport& agreed, std::int64_t num_samples, std::int64_t num_items,
+                       LrScheduler& scheduler);
 
   std::vector<at::Tensor> gradients() const;
   std::int64_t scratch_bytes() const;  // for what ranks exchange in an update
 
   void request_micro_batches(const std::vector<std::int64_t>& samples);
 
-  // Unscales, clips, steps and frees the gradients; a gradient that is not finite is reported and not applied.
+  // Unscales, clips, steps and frees the gradients; a gradient that is not finite is reported and
+  // not applied.
   void apply(Update& update, LrScheduler& scheduler);
 
   void report_not_finite(const Update& update);
 
   void clear_gradients();
 
-  // The weights and random state of before a step, so that it can be made again. Parameters change only in the update itself, which
-  // allocates nothing.
+  // The weights and random state of before a step, so that it can be made again. Parameters change
+  // only in the update itself, which allocates nothing.
   struct Undo {
     RandomState random = RandomState::capture();
     std::vector<std::string> buffers;

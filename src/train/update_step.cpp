@@ -14,7 +14,8 @@
 
 namespace headroom {
 
-Update Trainer::State::train_window(const std::vector<std::int64_t>& samples, LrScheduler& scheduler) {
+Update Trainer::State::train_window(const std::vector<std::int64_t>& samples,
+                                    LrScheduler& scheduler) {
   num_recoveries_here = 0;
   window_shapes.clear();
   const auto num_samples = static_cast<std::int64_t>(samples.size());
@@ -23,22 +24,28 @@ Update Trainer::State::train_window(const std::vector<std::int64_t>& samples, Lr
   while (true) {
     const ShareReport agreed = agree(*comm, run_share(samples, num_items));
     stops = agreed.stop_requested;
-    if (agreed.outcome == ShareOutcome::kDone) return finish_window(agreed, num_samples, num_items, scheduler);
+    if (agreed.outcome == ShareOutcome::kDone)
+      return finish_window(agreed, num_samples, num_items, scheduler);
     if (plan.update_in_backward) in_backward->disarm();
     if (plan.update_in_backward && agreed.outcome == ShareOutcome::kOutOfMemory) {
       throw BudgetError(
-          fmt::format("memory ran out while parameters were updated inside backward, which cannot be undone ({}); resume from "
+          fmt::format("memory ran out while parameters were updated inside backward, which cannot "
+                      "be undone ({}); resume from "
                       "the last snapshot with a larger --memory_budget",
                       agreed.reason));
     }
     undo_step(undo);
-    plan_or_save(
-        [&] { agreed.outcome == ShareOutcome::kOutOfMemory ? plan_anew(agreed, num_samples) : plan_for_window(agreed, num_samples); });
+    plan_or_save([&] {
+      agreed.outcome == ShareOutcome::kOutOfMemory ? plan_anew(agreed, num_samples)
+                                                   : plan_for_window(agreed, num_samples);
+    });
   }
 }
 
-ShareReport Trainer::State::run_share(const std::vector<std::int64_t>& window, std::int64_t num_items) {
-  const Share share = share_of(static_cast<std::int64_t>(window.size()), comm->rank(), comm->size());
+ShareReport Trainer::State::run_share(const std::vector<std::int64_t>& window,
+                                      std::int64_t num_items) {
+  const Share share =
+      share_of(static_cast<std::int64_t>(window.size()), comm->rank(), comm->size());
   ShareReport report;
   try {
     accumulate({window.begin() + share.begin, window.begin() + share.end}, num_items, report);
@@ -53,7 +60,8 @@ ShareReport Trainer::State::run_share(const std::vector<std::int64_t>& window, s
   return report;
 }
 
-void Trainer::State::accumulate(const std::vector<std::int64_t>& share, std::int64_t num_items, ShareReport& report) {
+void Trainer::State::accumulate(const std::vector<std::int64_t>& share, std::int64_t num_items,
+                                ShareReport& report) {
   request_micro_batches(share);
   if (plan.update_in_backward) in_backward->arm();
   for (std::size_t done = 0; done < share.size();) {
@@ -67,7 +75,8 @@ void Trainer::State::accumulate(const std::vector<std::int64_t>& share, std::int
     done += static_cast<std::size_t>(micro.num_samples);
     has_planned_size = micro.num_samples == plan.micro_batch;
     const MicroResult result =
-        executor->accumulate(micro, plan.operations_for(micro.num_samples), scaler.scale_factor() / static_cast<double>(num_items));
+        executor->accumulate(micro, plan.operations_for(micro.num_samples),
+                             scaler.scale_factor() / static_cast<double>(num_items));
     report.loss_sum += result.loss_sum;
     work.num_forwards += result.num_forwards;
     work.num_recomputes += result.num_recomputes;
@@ -76,7 +85,8 @@ void Trainer::State::accumulate(const std::vector<std::int64_t>& share, std::int
 
 void Trainer::State::request_micro_batches(const std::vector<std::int64_t>& samples) {
   std::size_t first = 0;
-  for (const std::int64_t size : balanced_sizes(static_cast<std::int64_t>(samples.size()), plan.micro_batch)) {
+  for (const std::int64_t size :
+       balanced_sizes(static_cast<std::int64_t>(samples.size()), plan.micro_batch)) {
     const auto begin = samples.begin() + static_cast<std::ptrdiff_t>(first);
     loader->request({begin, begin + static_cast<std::ptrdiff_t>(size)});
     first += static_cast<std::size_t>(size);
@@ -98,10 +108,12 @@ void Trainer::State::make_ready_to_sum(ShareReport& report) {
 }
 
 std::int64_t Trainer::State::scratch_bytes() const {
-  return std::max(exchange_scratch_bytes(chain.parameters(), num_ranks), exchange_scratch_bytes(buffers, num_ranks));
+  return std::max(exchange_scratch_bytes(chain.parameters(), num_ranks),
+                  exchange_scratch_bytes(buffers, num_ranks));
 }
 
-Update Trainer::State::finish_window(const ShareReport& agreed, std::int64_t num_samples, std::int64_t num_items, LrScheduler& scheduler) {
+Update Trainer::State::finish_window(const ShareReport& agreed, std::int64_t num_samples,
+                                     std::int64_t num_items, LrScheduler& scheduler) {
   Update update;
   update.num_samples = num_samples;
   update.loss = agreed.loss_sum / static_cast<double>(num_items);
@@ -113,7 +125,8 @@ Update Trainer::State::finish_window(const ShareReport& agreed, std::int64_t num
   }
   const PhaseScope phase(Phase::kUpdate);
   for (std::size_t i = 0; i < agreed.has_gradient.size(); ++i) {
-    if (agreed.has_gradient[i] == '0') named_parameters[i].second.mutable_grad() = at::Tensor();  // no rank used it
+    if (agreed.has_gradient[i] == '0')
+      named_parameters[i].second.mutable_grad() = at::Tensor();  // no rank used it
   }
   comm->sum(gradients(), scratch);    // once per update
   comm->broadcast(buffers, scratch);  // rank 0's statistics of BatchNorm are everyone's
@@ -151,13 +164,17 @@ void Trainer::State::report_not_finite(const Update& update) {
   ++position.num_skipped_updates;
   // Above 1 it may be the scale alone, which is halved now.
   if (scaler.scale_factor() > 1.0 && std::isfinite(update.loss)) {
-    return warn(fmt::format("update {}: the gradients overflow at a loss scale of {:g}; the update is skipped, the scale reduced",
-                            position.global_step + 1, scaler.scale_factor()));
+    return warn(
+        fmt::format("update {}: the gradients overflow at a loss scale of {:g}; the update is "
+                    "skipped, the scale reduced",
+                    position.global_step + 1, scaler.scale_factor()));
   }
   std::vector<std::pair<std::string, at::Tensor>> named_gradients;
-  for (const auto& [name, parameter] : named_parameters) named_gradients.emplace_back(name, parameter.grad());
+  for (const auto& [name, parameter] : named_parameters)
+    named_gradients.emplace_back(name, parameter.grad());
   const std::string where = first_non_finite(named_gradients).value_or("(the loss alone)");
-  const std::string message = fmt::format("update {}: not finite in the gradient of {}", position.global_step + 1, where);
+  const std::string message =
+      fmt::format("update {}: not finite in the gradient of {}", position.global_step + 1, where);
   if (arguments.error_on_nan) {
     clear_gradients();
     throw Error(ExitCode::kInternal, message + "; stopped because of --error_on_nan");
@@ -196,14 +213,17 @@ void Trainer::State::plan_or_save(const std::function<void()>& make) {
   try {
     make();
   } catch (const BudgetError& error) {
-    MemoryMeter::instance().set_cap(0);  // saving copies nothing large, but must not fail for a few bytes
+    MemoryMeter::instance().set_cap(
+        0);  // saving copies nothing large, but must not fail for a few bytes
     throw BudgetError(fmt::format("{}; the last good state is in {}", error.what(), save()));
   }
 }
 
 void Trainer::State::plan_anew(const ShareReport& agreed, std::int64_t num_samples) {
   const std::int64_t cap = agreed.cap_bytes;
-  if (cap == 0) throw BudgetError(fmt::format("memory ran out ({}); set --memory_budget to what this machine can give", agreed.reason));
+  if (cap == 0)
+    throw BudgetError(fmt::format(
+        "memory ran out ({}); set --memory_budget to what this machine can give", agreed.reason));
   ++num_recoveries;
   position.micro_batch_by_shape.clear();                  // what fitted before may not fit now
   for (auto& [key, entry] : buckets) entry.plan.reset();  // they were made for another cap
@@ -212,14 +232,17 @@ void Trainer::State::plan_anew(const ShareReport& agreed, std::int64_t num_sampl
     request.budget_bytes = cap;
     request.policy = "optimal";
     request.global_batch = std::max(num_samples, plan.global_batch);
-    // Twice at the same update: the prediction was too low for some reason outside of it, and a part of the budget is left free.
+    // Twice at the same update: the prediction was too low for some reason outside of it, and a
+    // part of the budget is left free.
     request.slack_bytes = num_recoveries_here * (cap / 50);
     return plan_with_any_split(std::move(request));
   }));
   ++num_recoveries_here;
-  warn(fmt::format("update {}: memory ran out ({}); the step is undone and made again with {} x {} samples, predicted peak {} of {}",
-                   position.global_step + 1, agreed.reason, plan.num_micro_batches, plan.micro_batch,
-                   format_bytes(plan.predicted_peak_bytes), format_bytes(cap)));
+  warn(
+      fmt::format("update {}: memory ran out ({}); the step is undone and made again with {} x {} "
+                  "samples, predicted peak {} of {}",
+                  position.global_step + 1, agreed.reason, plan.num_micro_batches, plan.micro_batch,
+                  format_bytes(plan.predicted_peak_bytes), format_bytes(cap)));
 }
 
 }  // namespace headroom

@@ -1,4 +1,5 @@
 // Which plan a window is trained with, where samples differ in shape.
+#include "report/json.h"
 #include "train/trainer_state.h"
 
 #include <headroom/core/bytes.h>
@@ -13,7 +14,8 @@ namespace headroom {
 void Trainer::State::look_at_first_window() {
   buckets.clear();
   bucket.clear();
-  if (arguments.memory_budget_bytes == 0) return;  // without a budget one plan is as good as another
+  if (arguments.memory_budget_bytes == 0)
+    return;  // without a budget one plan is as good as another
   const std::vector<std::int64_t> window = WindowWalk(grouping()).next();
   try {
     const Shapes shapes = shapes_of(load({window.front()}));
@@ -27,8 +29,9 @@ void Trainer::State::look_at_first_window() {
 bool Trainer::State::wants_other_plan(const MicroBatch& micro, bool is_first) {
   if (bucket.empty()) return false;
   window_shapes = merged(window_shapes, shapes_of(micro));
-  // Only a window that starts can have a plan for smaller shapes; one that goes on keeps its plan while that covers what comes. With
-  // several ranks none knows what the others met, and a plan for larger shapes serves: to ask would undo what they have done.
+  // Only a window that starts can have a plan for smaller shapes; one that goes on keeps its plan
+  // while that covers what comes. With several ranks none knows what the others met, and a plan for
+  // larger shapes serves: to ask would undo what they have done.
   const bool is_covered = covers(buckets.at(bucket).largest, window_shapes);
   return !is_covered || (is_first && num_ranks == 1 && bucket_key(window_shapes) != bucket);
 }
@@ -51,13 +54,16 @@ void Trainer::State::plan_for_window(const ShareReport& agreed, std::int64_t num
     return plan_with_any_split(std::move(request));
   }));
   if (is_new) {
-    tell(fmt::format("shape bucket up to {}: micro-batch {} x {} steps, predicted peak {} of {}", to_text(bucket_bounds(entry.largest)),
-                     plan.micro_batch, plan.num_micro_batches, format_bytes(plan.predicted_peak_bytes), format_bytes(plan.budget_bytes)));
+    tell(fmt::format("shape bucket up to {}: micro-batch {} x {} steps, predicted peak {} of {}",
+                     to_text(bucket_bounds(entry.largest)), plan.micro_batch,
+                     plan.num_micro_batches, format_bytes(plan.predicted_peak_bytes),
+                     format_bytes(plan.budget_bytes)));
   }
   if (comm->is_first()) write(fmt::format("plan-{}.json", bucket), to_json(plan));
 }
 
-// The user's split stays as it is while it fits, because another one would change the order of sums.
+// The user's split stays as it is while it fits, because another one would change the order of
+// sums.
 RunPlan Trainer::State::plan_with_any_split(RunPlanRequest request) const {
   try {
     return plan_run(request, chain);

@@ -1,7 +1,7 @@
 #include "train/windows.h"
 
 #include <headroom/core/error.h>
-#include <headroom/data/loader.h>
+#include "data/loader.h"
 
 #include <fmt/format.h>
 
@@ -25,7 +25,8 @@ std::int64_t Grouping::num_updates(double epochs) const {
   std::int64_t updates = 0;
   for (std::int64_t epoch = 0; epoch < whole; ++epoch) updates += num_windows(epoch);
   const double rest = epochs - static_cast<double>(whole);
-  return updates + static_cast<std::int64_t>(std::ceil(rest * static_cast<double>(num_windows(whole)) - 1e-9));
+  return updates + static_cast<std::int64_t>(
+                       std::ceil(rest * static_cast<double>(num_windows(whole)) - 1e-9));
 }
 
 Share share_of(std::int64_t num_samples, std::int64_t rank, std::int64_t num_ranks) {
@@ -37,8 +38,10 @@ Share share_of(std::int64_t num_samples, std::int64_t rank, std::int64_t num_ran
 WindowWalk::WindowWalk(Grouping grouping) : grouping_(std::move(grouping)) {
   for (const AccumulationSchedule::Change& change : grouping_.schedule.changes()) {
     if (grouping_.num_windows(change.epoch) > 0) continue;
-    throw ConfigError(fmt::format("--dataloader_drop_last leaves nothing to train on: {} samples are fewer than one window of {}",
-                                  grouping_.num_samples, grouping_.window_samples(change.epoch)));
+    throw ConfigError(
+        fmt::format("--dataloader_drop_last leaves nothing to train on: {} samples are fewer than "
+                    "one window of {}",
+                    grouping_.num_samples, grouping_.window_samples(change.epoch)));
   }
   start_epoch(0);
 }
@@ -47,7 +50,7 @@ void WindowWalk::start_epoch(std::int64_t epoch) {
   epoch_ = epoch;
   windows_done_ = 0;
   order_ = epoch_order(grouping_.num_samples, grouping_.shuffle, grouping_.seed, epoch);
-  if (!grouping_.draws_anew) return;
+  if (!grouping_.resamples_each_epoch) return;
   for (std::int64_t& sample : order_) sample += epoch * grouping_.num_samples;
 }
 
@@ -68,7 +71,8 @@ void WindowWalk::seek(std::int64_t num_updates) {
 }
 
 double WindowWalk::epochs_done() const {
-  return static_cast<double>(epoch_) + static_cast<double>(windows_done_) / static_cast<double>(grouping_.num_windows(epoch_));
+  return static_cast<double>(epoch_) +
+         static_cast<double>(windows_done_) / static_cast<double>(grouping_.num_windows(epoch_));
 }
 
 }  // namespace headroom

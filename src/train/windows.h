@@ -1,6 +1,7 @@
 #pragma once
 
-// Which samples make each update: the order of epochs, cut into windows, and those into the shares of the ranks.
+// Which samples make each update: the order of epochs, cut into windows, and those into the shares
+// of the ranks.
 
 #include <headroom/config/accumulation_schedule.h>
 
@@ -11,11 +12,12 @@ namespace headroom {
 
 /// How samples are grouped. Exactly one of `global_batch` and `schedule` decides a window's size.
 struct Grouping {
-  std::int64_t num_samples = 0;   ///< of an epoch
-  bool draws_anew = false;        ///< as of the data set
-  std::int64_t micro_batch = 1;   ///< most samples in memory at once, on each rank
-  std::int64_t num_ranks = 1;     ///< that share a window
-  std::int64_t global_batch = 0;  ///< samples of a window; 0: micro_batch x schedule's steps x ranks
+  std::int64_t num_samples = 0;       ///< of an epoch
+  bool resamples_each_epoch = false;  ///< as of the data set
+  std::int64_t micro_batch = 1;       ///< most samples in memory at once, on each rank
+  std::int64_t num_ranks = 1;         ///< that share a window
+  std::int64_t global_batch =
+      0;  ///< samples of a window; 0: micro_batch x schedule's steps x ranks
   AccumulationSchedule schedule;
   bool drop_last = false;
   bool shuffle = true;
@@ -34,8 +36,8 @@ struct Share {
   std::int64_t end = 0;
 };
 
-/// What rank `rank` trains of a window of `num_samples`: shares follow each other, differ by at most one sample, the larger ones first.
-/// Some are empty where there are fewer samples than ranks.
+/// What rank `rank` trains of a window of `num_samples`: shares follow each other, differ by at
+/// most one sample, the larger ones first. Some are empty where there are fewer samples than ranks.
 Share share_of(std::int64_t num_samples, std::int64_t rank, std::int64_t num_ranks);
 
 /// Walks through the windows, epoch after epoch, without end.

@@ -1,4 +1,5 @@
-// What the program says to bad input: one line on standard error, the documented exit code, and no file half-written.
+// What the program says to bad input: one line on standard error, the documented exit code, and no
+// file half-written.
 #include "apps/program.h"
 
 #include <gtest/gtest.h>
@@ -31,8 +32,10 @@ struct BadInput {
 class BadInputTest : public ::testing::Test {
  protected:
   // Flags of a run that would be short and good.
-  std::vector<std::string> train(const std::vector<std::string>& more, const std::string& dataset = "synthetic") const {
-    std::vector<std::string> words = {"train", "--model_config", "hidden=8", "--dataset", dataset, "--output_dir", folder_ / "out"};
+  std::vector<std::string> train(const std::vector<std::string>& more,
+                                 const std::string& dataset = "synthetic") const {
+    std::vector<std::string> words = {"train", "--model_config", "hidden=8",     "--dataset",
+                                      dataset, "--output_dir",   folder_ / "out"};
     words.insert(words.end(), more.begin(), more.end());
     return words;
   }
@@ -57,9 +60,11 @@ class BadInputTest : public ::testing::Test {
     std::string command;
     for (const std::string& word : bad.arguments) command += " " + word;
     EXPECT_EQ(outcome.exit_code, bad.exit_code) << command << "\n" << outcome.err;
-    EXPECT_EQ(std::count(outcome.err.begin(), outcome.err.end(), '\n'), 1) << command << "\n" << outcome.err;
+    EXPECT_EQ(std::count(outcome.err.begin(), outcome.err.end(), '\n'), 1) << command << "\n"
+                                                                           << outcome.err;
     EXPECT_EQ(outcome.err.rfind("headroom: ", 0), 0U) << command << "\n" << outcome.err;
-    EXPECT_NE(outcome.err.find(bad.part), std::string::npos) << command << "\nexpected '" << bad.part << "' in: " << outcome.err;
+    EXPECT_NE(outcome.err.find(bad.part), std::string::npos)
+        << command << "\nexpected '" << bad.part << "' in: " << outcome.err;
     EXPECT_EQ(outcome.out, "") << command;
   }
 
@@ -73,11 +78,15 @@ TEST_F(BadInputTest, CommandsAndFlags) {
       {{"train", "--lerning_rate", "1"}, 2, "did you mean '--learning_rate'"},
       {{"info", "--verbose"}, 2, "--verbose"},
       {train({"--model", "mpl"}), 2, "did you mean 'mlp'"},
-      {{"train", "--model_config", "hiden=8", "--dataset", "synthetic"}, 2, "did you mean 'hidden'"},
+      {{"train", "--model_config", "hiden=8", "--dataset", "synthetic"},
+       2,
+       "did you mean 'hidden'"},
       {{"train", "--model_config", "hidden=-8", "--dataset", "synthetic"}, 2, "'-8'"},
       {{"train", "--model_config", "hidden", "--dataset", "synthetic"}, 2, "hidden"},
-      {train({"--memory_budget", "1GiB", "--spill_dir", "/nowhere/to/spill"}), 2, "--spill_dir '/nowhere/to/spill'"},
-      {train({"--memory_budget", "1GiB", "--spill_dir", "/etc/passwd"}), 2, "--spill_dir '/etc/passwd'"},
+      {train({"--memory_budget", "1GiB", "--spill_dir", "/nowhere/to/spill"}), 2,
+       "--spill_dir '/nowhere/to/spill'"},
+      {train({"--memory_budget", "1GiB", "--spill_dir", "/etc/passwd"}), 2,
+       "--spill_dir '/etc/passwd'"},
       {train({"--spill_dir", "/tmp"}), 2, "--memory_budget"},
       {train({"--optim", "adm"}), 2, "did you mean 'adam'"},
       {train({"--lr_scheduler_type", "cosin"}), 2, "did you mean 'cosine'"},
@@ -103,10 +112,13 @@ TEST_F(BadInputTest, CommandsAndFlags) {
 TEST_F(BadInputTest, ContradictoryFlags) {
   expect_refused({
       {train({"--fp16", "--bf16"}), 2, "--fp16 and --bf16"},
-      {train({"--global_batch_size", "64", "--gradient_accumulation_steps", "4"}), 2, "--gradient_accumulation_steps"},
-      {train({"--global_batch_size", "64", "--per_device_train_batch_size", "128"}), 2, "--global_batch_size"},
+      {train({"--global_batch_size", "64", "--gradient_accumulation_steps", "4"}), 2,
+       "--gradient_accumulation_steps"},
+      {train({"--global_batch_size", "64", "--per_device_train_batch_size", "128"}), 2,
+       "--global_batch_size"},
       {train({"--gradient_checkpointing", "optimal"}), 2, "--memory_budget"},
-      {train({"--dataloader_drop_last", "--global_batch_size", "5000"}), 2, "--dataloader_drop_last"},
+      {train({"--dataloader_drop_last", "--global_batch_size", "5000"}), 2,
+       "--dataloader_drop_last"},
       {{"plan", "--frontier"}, 2, "--chain"},
   });
 }
@@ -135,8 +147,11 @@ TEST_F(BadInputTest, Budgets) {
       {train({"--memory_budget", "-1GiB"}), 2, "'-1GiB'"},
       {train({"--memory_budget", ""}), 2, "''"},
       {train({"--memory_budget", "1KiB"}), 4, "weights"},
-      {train({"--memory_budget", "40KiB", "--global_batch_size", "64"}), 4, "raise --memory_budget"},
-      {{"plan", "--model_config", "hidden=8", "--dataset", "synthetic", "--memory_budget", "40KiB"}, 4, "raise --memory_budget"},
+      {train({"--memory_budget", "40KiB", "--global_batch_size", "64"}), 4,
+       "raise --memory_budget"},
+      {{"plan", "--model_config", "hidden=8", "--dataset", "synthetic", "--memory_budget", "40KiB"},
+       4,
+       "raise --memory_budget"},
       {{"estimate", "--model", "mlp", "--memory_budget", "much"}, 2, "'much'"},
   });
 }
@@ -162,7 +177,8 @@ TEST_F(BadInputTest, DataFolders) {
 TEST_F(BadInputTest, DataFiles) {
   for (const bool gzip : {false, true}) {
     const std::string ending = gzip ? ".gz" : "";
-    const auto with = [&](const std::string& name, const std::string& file, const std::string& bytes) {
+    const auto with = [&](const std::string& name, const std::string& file,
+                          const std::string& bytes) {
       const std::string folder = folder_ / (name + ending);
       write_idx_dataset(folder, 20, gzip);
       const std::string path = folder + "/" + file + ending;
@@ -182,7 +198,8 @@ TEST_F(BadInputTest, DataFiles) {
   write_idx_dataset(folder_ / "corrupt", 200, true);
   const std::string path = folder_ / "corrupt/" + kTrainImages + ".gz";
   std::string bytes = read_file(path);
-  for (std::size_t i = bytes.size() / 2; i < bytes.size() / 2 + 8; ++i) bytes[i] = static_cast<char>(~bytes[i]);
+  for (std::size_t i = bytes.size() / 2; i < bytes.size() / 2 + 8; ++i)
+    bytes[i] = static_cast<char>(~bytes[i]);
   write_plain(path, bytes);
   expect_refused({train({}, folder_ / "corrupt"), 3, path});
   write_plain(path, bytes.substr(0, bytes.size() / 3));
@@ -226,8 +243,9 @@ TEST_F(BadInputTest, Reports) {
 TEST_F(BadInputTest, OutputFoldersThatCannotBeWritten) {
   write_plain(folder_ / "file", "kept");
   const auto into = [&](const std::string& output) {
-    return std::vector<std::string>{"train", "--model_config", "hidden=8", "--dataset", "synthetic", "--max_steps",
-                                    "1",     "--output_dir",   output};
+    return std::vector<std::string>{"train",     "--model_config", "hidden=8",
+                                    "--dataset", "synthetic",      "--max_steps",
+                                    "1",         "--output_dir",   output};
   };
   expect_refused({
       {into(folder_ / "file"), 2, folder_ / "file"},
@@ -240,10 +258,14 @@ TEST_F(BadInputTest, OutputFoldersThatCannotBeWritten) {
 
 TEST_F(BadInputTest, Chains) {
   write_plain(folder_ / "no.json", "{");
-  write_plain(folder_ / "unknown.json", R"({"stages": [{"name": "a", "outputbytes": 1, "options": [{}]}]})");
-  write_plain(folder_ / "negative.json", R"({"stages": [{"name": "a", "output_bytes": -1, "options": [{}]}]})");
+  write_plain(folder_ / "unknown.json",
+              R"({"stages": [{"name": "a", "outputbytes": 1, "options": [{}]}]})");
+  write_plain(folder_ / "negative.json",
+              R"({"stages": [{"name": "a", "output_bytes": -1, "options": [{}]}]})");
   expect_refused({
-      {{"plan", "--chain", folder_ / "absent.json", "--memory_budget", "1"}, 3, folder_ / "absent.json"},
+      {{"plan", "--chain", folder_ / "absent.json", "--memory_budget", "1"},
+       3,
+       folder_ / "absent.json"},
       {{"plan", "--chain", folder_ / "no.json", "--memory_budget", "1"}, 2, "no.json"},
       {{"plan", "--chain", folder_ / "unknown.json", "--memory_budget", "1"}, 2, "output_bytes"},
       {{"plan", "--chain", folder_ / "negative.json", "--memory_budget", "1"}, 2, "-1"},
@@ -266,7 +288,8 @@ TEST_F(BadInputTest, Snapshots) {
       {resumed({"--resume_from_checkpoint", folder_ / "absent"}), 5, folder_ / "absent"},
       {resumed({"--resume_from_checkpoint", "last", "--seed", "7"}), 5, "seed"},
       {resumed({"--resume_from_checkpoint", "last", "--optim", "sgd"}), 5, "optim"},
-      {resumed({"--resume_from_checkpoint", "last", "--per_device_train_batch_size", "16"}), 5, "16"},
+      {resumed({"--resume_from_checkpoint", "last", "--per_device_train_batch_size", "16"}), 5,
+       "16"},
       {resumed({"--resume_from_checkpoint", "last", "--shuffle", "false"}), 5, "shuffle"},
   });
 
@@ -282,7 +305,9 @@ TEST_F(BadInputTest, Snapshots) {
   expect_refused({resumed({"--resume_from_checkpoint"}), 5, weights});
   fs::remove(folder_ / "out/snapshot-4/checksums.sha256");
   expect_refused({resumed({"--resume_from_checkpoint"}), 5, "checksums.sha256"});
-  EXPECT_EQ(run_program(resumed({"--resume_from_checkpoint", folder_ / "out/snapshot-2"}), folder_).exit_code, 0);
+  EXPECT_EQ(run_program(resumed({"--resume_from_checkpoint", folder_ / "out/snapshot-2"}), folder_)
+                .exit_code,
+            0);
 }
 
 }  // namespace

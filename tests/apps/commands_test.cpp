@@ -13,8 +13,10 @@ namespace fs = std::filesystem;
 
 class CommandsTest : public ::testing::Test {
  protected:
-  std::vector<std::string> train(const std::string& output, const std::vector<std::string>& more) const {
-    std::vector<std::string> words = {"train", "--model_config", "hidden=64", "--dataset", "synthetic", "--output_dir", folder_ / output};
+  std::vector<std::string> train(const std::string& output,
+                                 const std::vector<std::string>& more) const {
+    std::vector<std::string> words = {"train",     "--model_config", "hidden=64",     "--dataset",
+                                      "synthetic", "--output_dir",   folder_ / output};
     words.insert(words.end(), more.begin(), more.end());
     return words;
   }
@@ -31,7 +33,8 @@ TEST_F(CommandsTest, HelpOfEverySubcommandShowsItsFlagsWithDefaults) {
     const Outcome outcome = run_program({command, "--help"}, folder_);
     EXPECT_EQ(outcome.exit_code, 0) << command;
     EXPECT_EQ(outcome.err, "") << command;
-    for (const std::string part : {"--config", "--fp16 [TEXT]=false", "--shuffle [TEXT]=true", "--gradient_checkpointing [TEXT]"}) {
+    for (const std::string part : {"--config", "--fp16 [TEXT]=false", "--shuffle [TEXT]=true",
+                                   "--gradient_checkpointing [TEXT]"}) {
       EXPECT_NE(outcome.out.find(part), std::string::npos) << command << " --help lacks " << part;
     }
     for (const auto& [flag, value] : {std::pair<std::string, std::string>{"--model", "mlp"},
@@ -39,8 +42,10 @@ TEST_F(CommandsTest, HelpOfEverySubcommandShowsItsFlagsWithDefaults) {
                                       {"--optim", "adamw"},
                                       {"--memory_budget", "none"},
                                       {"--seed", "42"}}) {
-      const bool has_default = outcome.out.find(flag + " TEXT=" + value) != std::string::npos ||       // CLI11 before 2.4
-                               outcome.out.find(flag + " TEXT [" + value + "]") != std::string::npos;  // and from then on
+      const bool has_default =
+          outcome.out.find(flag + " TEXT=" + value) != std::string::npos ||  // CLI11 before 2.4
+          outcome.out.find(flag + " TEXT [" + value + "]") !=
+              std::string::npos;  // and from then on
       EXPECT_TRUE(has_default) << command << " --help lacks the default of " << flag;
     }
   }
@@ -53,7 +58,8 @@ TEST_F(CommandsTest, HelpOfEverySubcommandShowsItsFlagsWithDefaults) {
   EXPECT_EQ(all.exit_code, 0);
   const Outcome report = run_program({"report", "--help"}, folder_);
   EXPECT_EQ(report.exit_code, 0);
-  for (const std::string part : {"DIR", "--output"}) EXPECT_NE(report.out.find(part), std::string::npos) << part;
+  for (const std::string part : {"DIR", "--output"})
+    EXPECT_NE(report.out.find(part), std::string::npos) << part;
   for (const std::string command : {"train", "plan", "compare", "estimate", "report", "info"}) {
     EXPECT_NE(all.out.find("\n  " + command), std::string::npos) << command;
   }
@@ -76,7 +82,8 @@ TEST_F(CommandsTest, InfoNamesBlasAndThreads) {
 TEST_F(CommandsTest, EstimateSizesALargeModelWithoutMakingIt) {
   const Outcome small = run_program({"estimate", "--model", "mlp", "--json"}, folder_);
   ASSERT_EQ(small.exit_code, 0) << small.err;
-  const std::vector<std::string> words = {"estimate", "--model", "gpt2-xl", "--memory_budget", "40GiB", "--global_batch_size", "16"};
+  const std::vector<std::string> words = {
+      "estimate", "--model", "gpt2-xl", "--memory_budget", "40GiB", "--global_batch_size", "16"};
   std::vector<std::string> with_json = words;
   with_json.emplace_back("--json");
   const Outcome large = run_program(with_json, folder_);
@@ -84,9 +91,11 @@ TEST_F(CommandsTest, EstimateSizesALargeModelWithoutMakingIt) {
   const auto json = nlohmann::json::parse(large.out);
   EXPECT_EQ(json["num_parameters"], 1557611200);
   EXPECT_EQ(json["policies"].size(), 4U);
-  EXPECT_EQ(json["fits"], json["floor"]["peak_bytes"].get<std::int64_t>() <= std::int64_t{40} << 30);
+  EXPECT_EQ(json["fits"],
+            json["floor"]["peak_bytes"].get<std::int64_t>() <= std::int64_t{40} << 30);
   EXPECT_EQ(json["fits"], !json["ways"].empty());
-  EXPECT_LT(large.peak_resident_bytes - small.peak_resident_bytes, std::int64_t{256} << 20) << "the weights alone are 5.8 GiB";
+  EXPECT_LT(large.peak_resident_bytes - small.peak_resident_bytes, std::int64_t{256} << 20)
+      << "the weights alone are 5.8 GiB";
   const Outcome text = run_program(words, folder_);
   EXPECT_EQ(text.exit_code, 0);
   for (const std::string part : {"gpt2-xl", "adafactor", "leanest plan", "times are not known"}) {
@@ -95,7 +104,8 @@ TEST_F(CommandsTest, EstimateSizesALargeModelWithoutMakingIt) {
 }
 
 TEST_F(CommandsTest, PlanShowsTheStateOfEachOptimizer) {
-  std::vector<std::string> words = {"plan", "--model", "mlp", "--model_config", "hidden=8,layers=1", "--dataset", "synthetic"};
+  std::vector<std::string> words = {
+      "plan", "--model", "mlp", "--model_config", "hidden=8,layers=1", "--dataset", "synthetic"};
   EXPECT_NE(run_program(words, folder_).out.find("adamw_8bit"), std::string::npos);
   words.push_back("--json");
   const auto json = nlohmann::json::parse(run_program(words, folder_).out);
@@ -107,19 +117,24 @@ TEST_F(CommandsTest, PlanShowsTheStateOfEachOptimizer) {
 
 TEST_F(CommandsTest, OneLineSaysHowHalfPrecisionIsUsed) {
   for (const std::string flag : {"--bf16", "--fp16"}) {
-    const Outcome outcome = run_program(train("half", {flag, "--max_steps", "1", "--disable_tqdm"}), folder_);
+    const Outcome outcome =
+        run_program(train("half", {flag, "--max_steps", "1", "--disable_tqdm"}), folder_);
     ASSERT_EQ(outcome.exit_code, 0) << outcome.err;
     EXPECT_NE(outcome.err.find(flag.substr(2) + ": "), std::string::npos) << outcome.err;
     EXPECT_EQ(std::count(outcome.err.begin(), outcome.err.end(), '\n'), 1) << outcome.err;
   }
-  const Outcome refused = run_program(train("half", {"--fp16", "--half_precision_backend", "autocast"}), folder_);
+  const Outcome refused =
+      run_program(train("half", {"--fp16", "--half_precision_backend", "autocast"}), folder_);
   EXPECT_EQ(refused.exit_code, 2);
   EXPECT_NE(refused.err.find("--half_precision_backend keep"), std::string::npos) << refused.err;
 }
 
 TEST_F(CommandsTest, AFlagWinsOverTheConfigurationFile) {
-  write_plain(folder_ / "run.json", R"({"max_steps": 5, "seed": 1, "per_device_train_batch_size": 4, "disable_tqdm": true})");
-  const Outcome outcome = run_program(train("out", {"--config", folder_ / "run.json", "--max_steps", "2", "--json"}), folder_);
+  write_plain(
+      folder_ / "run.json",
+      R"({"max_steps": 5, "seed": 1, "per_device_train_batch_size": 4, "disable_tqdm": true})");
+  const Outcome outcome = run_program(
+      train("out", {"--config", folder_ / "run.json", "--max_steps", "2", "--json"}), folder_);
   ASSERT_EQ(outcome.exit_code, 0) << outcome.err;
   const auto json = nlohmann::json::parse(outcome.out);
   EXPECT_EQ(json["global_step"], 2) << "the flag's";
@@ -142,9 +157,16 @@ TEST_F(CommandsTest, ASwitchStandsAloneOrTakesAValue) {
 }
 
 TEST_F(CommandsTest, AnInterruptedRunSavesAndResumesToTheSameWeights) {
-  const std::vector<std::string> flags = {
-      "--max_steps",     "300", "--per_device_train_batch_size", "8", "--gradient_accumulation_steps", "4", "--logging_steps", "1",
-      "--learning_rate", "1e-3"};
+  const std::vector<std::string> flags = {"--max_steps",
+                                          "300",
+                                          "--per_device_train_batch_size",
+                                          "8",
+                                          "--gradient_accumulation_steps",
+                                          "4",
+                                          "--logging_steps",
+                                          "1",
+                                          "--learning_rate",
+                                          "1e-3"};
   ASSERT_EQ(run_program(train("whole", flags), folder_).exit_code, 0);
 
   const Program program(train("cut", flags), folder_);
@@ -157,7 +179,8 @@ TEST_F(CommandsTest, AnInterruptedRunSavesAndResumesToTheSameWeights) {
   const Outcome cut = program.wait();
   ASSERT_TRUE(sent) << cut.err;
   ASSERT_EQ(cut.exit_code, 130) << cut.err;
-  EXPECT_NE(cut.err.find("--resume_from_checkpoint"), std::string::npos) << "the line says how to go on";
+  EXPECT_NE(cut.err.find("--resume_from_checkpoint"), std::string::npos)
+      << "the line says how to go on";
   const std::int64_t step = results("cut")["global_step"];
   EXPECT_GE(step, 5);
   EXPECT_LT(step, 300);
@@ -180,26 +203,39 @@ TEST_F(CommandsTest, AnInterruptedRunSavesAndResumesToTheSameWeights) {
     }
     return lines;
   };
-  EXPECT_EQ(steps_and_losses("cut"), steps_and_losses("whole")) << "the log of both parts reads as one";
+  EXPECT_EQ(steps_and_losses("cut"), steps_and_losses("whole"))
+      << "the log of both parts reads as one";
 }
 
 TEST_F(CommandsTest, ReportMakesAPageOfARun) {
-  ASSERT_EQ(run_program(train("out", {"--max_steps", "4", "--logging_steps", "1", "--memory_budget", "64MiB"}), folder_).exit_code, 0);
+  ASSERT_EQ(run_program(train("out", {"--max_steps", "4", "--logging_steps", "1", "--memory_budget",
+                                      "64MiB"}),
+                        folder_)
+                .exit_code,
+            0);
   const Outcome outcome = run_program({"report", folder_ / "out"}, folder_);
   ASSERT_EQ(outcome.exit_code, 0) << outcome.err;
   EXPECT_EQ(outcome.out, folder_ / "out/report.html\n");
   const std::string page = read_file(folder_ / "out/report.html");
-  for (const std::string part : {"<svg", "budget 64.00 MiB", "Memory of one step", "hidden=64", "</html>"}) {
+  for (const std::string part :
+       {"<svg", "budget 64.00 MiB", "Memory of one step", "hidden=64", "</html>"}) {
     EXPECT_NE(page.find(part), std::string::npos) << part;
   }
-  ASSERT_EQ(run_program({"report", folder_ / "out", "--output", folder_ / "page.html"}, folder_).exit_code, 0);
+  ASSERT_EQ(run_program({"report", folder_ / "out", "--output", folder_ / "page.html"}, folder_)
+                .exit_code,
+            0);
   EXPECT_EQ(read_file(folder_ / "page.html"), page);
 }
 
 TEST_F(CommandsTest, TheArgumentsOfARunAreAConfigurationFileThatMakesItAgain) {
-  ASSERT_EQ(run_program(train("first", {"--max_steps", "3", "--learning_rate", "1e-3", "--optim", "sgd"}), folder_).exit_code, 0);
-  const Outcome again =
-      run_program({"train", "--config", folder_ / "first/training_args.json", "--output_dir", folder_ / "second"}, folder_);
+  ASSERT_EQ(
+      run_program(train("first", {"--max_steps", "3", "--learning_rate", "1e-3", "--optim", "sgd"}),
+                  folder_)
+          .exit_code,
+      0);
+  const Outcome again = run_program({"train", "--config", folder_ / "first/training_args.json",
+                                     "--output_dir", folder_ / "second"},
+                                    folder_);
   ASSERT_EQ(again.exit_code, 0) << again.err;
   EXPECT_EQ(results("second")["weights_sha256"], results("first")["weights_sha256"]);
 }
@@ -208,17 +244,18 @@ TEST_F(CommandsTest, ALanguageModelShowsPerplexityAndNoAccuracy) {
   std::string text;
   for (int i = 0; i < 400; ++i) text += "the quick brown fox jumps over the lazy dog ";
   write_plain(folder_ / "text.txt", text);
-  const std::vector<std::string> words = {"train",
-                                          "--model",
-                                          "gpt",
-                                          "--model_config",
-                                          "n_layer=1,n_head=1,n_embd=8,block_size=16,vocab_size=256",
-                                          "--dataset",
-                                          folder_ / "text.txt",
-                                          "--max_steps",
-                                          "2",
-                                          "--output_dir",
-                                          folder_ / "out"};
+  const std::vector<std::string> words = {
+      "train",
+      "--model",
+      "gpt",
+      "--model_config",
+      "n_layer=1,n_head=1,n_embd=8,block_size=16,vocab_size=256",
+      "--dataset",
+      folder_ / "text.txt",
+      "--max_steps",
+      "2",
+      "--output_dir",
+      folder_ / "out"};
   const Outcome outcome = run_program(words, folder_);
   ASSERT_EQ(outcome.exit_code, 0) << outcome.err;
   EXPECT_NE(outcome.out.find("perplexity"), std::string::npos) << outcome.out;
@@ -232,20 +269,21 @@ TEST_F(CommandsTest, AMaskedLanguageModelReadsTextByBytesAndResumesWithTheSameBi
   std::string text;
   for (int i = 0; i < 40; ++i) text += "the quick brown fox jumps over the lazy dog ";
   write_plain(folder_ / "text.txt", text);
-  const std::vector<std::string> words = {"train",
-                                          "--model",
-                                          "bert",
-                                          "--model_config",
-                                          "num_hidden_layers=1,num_attention_heads=1,hidden_size=8,intermediate_size=16,"
-                                          "max_position_embeddings=20,dropout=0.1",
-                                          "--dataset",
-                                          folder_ / "text.txt",
-                                          "--global_batch_size",
-                                          "64",
-                                          "--per_device_train_batch_size",
-                                          "24",
-                                          "--max_steps",
-                                          "4"};  // more than an epoch
+  const std::vector<std::string> words = {
+      "train",
+      "--model",
+      "bert",
+      "--model_config",
+      "num_hidden_layers=1,num_attention_heads=1,hidden_size=8,intermediate_size=16,"
+      "max_position_embeddings=20,dropout=0.1",
+      "--dataset",
+      folder_ / "text.txt",
+      "--global_batch_size",
+      "64",
+      "--per_device_train_batch_size",
+      "24",
+      "--max_steps",
+      "4"};  // more than an epoch
   const auto run = [&](const std::string& name, const std::vector<std::string>& more) {
     std::vector<std::string> all = words;
     all.insert(all.end(), {"--output_dir", folder_ / name});
@@ -264,9 +302,11 @@ TEST_F(CommandsTest, AMaskedLanguageModelReadsTextByBytesAndResumesWithTheSameBi
 }
 
 TEST_F(CommandsTest, CompareTrainsEveryVariantOnTheSameSamples) {
-  const Outcome outcome = run_program({"compare", "--model_config", "hidden=8", "--dataset", "synthetic", "--global_batch_size", "32",
-                                       "--max_steps", "3", "--memory_budget", "4MiB", "--output_dir", folder_ / "out", "--json"},
-                                      folder_);
+  const Outcome outcome =
+      run_program({"compare", "--model_config", "hidden=8", "--dataset", "synthetic",
+                   "--global_batch_size", "32", "--max_steps", "3", "--memory_budget", "4MiB",
+                   "--output_dir", folder_ / "out", "--json"},
+                  folder_);
   ASSERT_EQ(outcome.exit_code, 0) << outcome.err;
   const auto rows = nlohmann::json::parse(outcome.out);
   ASSERT_EQ(rows.size(), 5U);

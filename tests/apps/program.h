@@ -2,6 +2,7 @@
 
 // Runs the built command-line program.
 
+#include "support/build_paths.h"
 #include "support/idx_files.h"
 
 #include <fcntl.h>
@@ -33,7 +34,8 @@ class Program {
  public:
   using Variables = std::vector<std::pair<std::string, std::string>>;
 
-  Program(const std::vector<std::string>& arguments, const TemporaryFolder& folder, const Variables& variables = {})
+  Program(const std::vector<std::string>& arguments, const TemporaryFolder& folder,
+          const Variables& variables = {})
       : out_(streams_ / "out"), err_(streams_ / "err") {
     std::vector<std::string> words = arguments;
     words.insert(words.begin(), std::string(HEADROOM_BINARY_DIR) + "/bin/headroom");
@@ -45,7 +47,8 @@ class Program {
       const int out = ::open(out_.c_str(), O_WRONLY | O_CREAT | O_TRUNC, 0600);
       const int err = ::open(err_.c_str(), O_WRONLY | O_CREAT | O_TRUNC, 0600);
       if (out < 0 || err < 0 || ::chdir(folder.path().c_str()) != 0) ::_exit(126);
-      ::setenv("OMP_NUM_THREADS", "1", 1);  // small models: more threads would only wait for each other on a busy machine
+      ::setenv("OMP_NUM_THREADS", "1",
+               1);  // small models: more threads would only wait for each other on a busy machine
       for (const auto& [name, value] : variables) ::setenv(name.c_str(), value.c_str(), 1);
       ::dup2(out, STDOUT_FILENO);
       ::dup2(err, STDERR_FILENO);
@@ -54,12 +57,15 @@ class Program {
     }
   }
 
-  /// Sends the signal as soon as `ready` is true. Returns false when the program ended, or a minute passed, before.
+  /// Sends the signal as soon as `ready` is true. Returns false when the program ended, or a minute
+  /// passed, before.
   bool interrupt_when(int signal, const std::function<bool()>& ready) const {
     const auto limit = std::chrono::steady_clock::now() + std::chrono::minutes(1);
     while (!ready()) {
       siginfo_t info{};
-      const bool ended = ::waitid(P_PID, static_cast<id_t>(child_), &info, WEXITED | WNOHANG | WNOWAIT) == 0 && info.si_pid != 0;
+      const bool ended =
+          ::waitid(P_PID, static_cast<id_t>(child_), &info, WEXITED | WNOHANG | WNOWAIT) == 0 &&
+          info.si_pid != 0;
       if (ended || std::chrono::steady_clock::now() > limit) return false;
       std::this_thread::sleep_for(std::chrono::milliseconds(1));
     }
@@ -85,7 +91,8 @@ class Program {
   pid_t child_ = -1;
 };
 
-inline Outcome run_program(const std::vector<std::string>& arguments, const TemporaryFolder& folder) {
+inline Outcome run_program(const std::vector<std::string>& arguments,
+                           const TemporaryFolder& folder) {
   return Program(arguments, folder).wait();
 }
 

@@ -32,15 +32,21 @@ std::string free_port() {
 }
 
 Program::Variables rank_variables(int rank, int size, const std::string& port) {
-  return {{"RANK", std::to_string(rank)}, {"WORLD_SIZE", std::to_string(size)}, {"MASTER_ADDR", "127.0.0.1"}, {"MASTER_PORT", port}};
+  return {{"RANK", std::to_string(rank)},
+          {"WORLD_SIZE", std::to_string(size)},
+          {"MASTER_ADDR", "127.0.0.1"},
+          {"MASTER_PORT", port}};
 }
 
 class RanksOfTheProgram : public ::testing::Test {
  protected:
-  std::vector<std::string> train(const std::string& output, const std::vector<std::string>& more) const {
+  std::vector<std::string> train(const std::string& output,
+                                 const std::vector<std::string>& more) const {
     std::vector<std::string> words = {
-        "train",          "--model",       "gpt", "--model_config", kModel,          "--dataset", "synthetic", "--global_batch_size", "12",
-        "--disable_tqdm", "--ddp_timeout", "50",  "--output_dir",   folder_ / output};
+        "train",        "--model",        "gpt",           "--model_config",
+        kModel,         "--dataset",      "synthetic",     "--global_batch_size",
+        "12",           "--disable_tqdm", "--ddp_timeout", "50",
+        "--output_dir", folder_ / output};
     words.insert(words.end(), more.begin(), more.end());
     return words;
   }
@@ -70,22 +76,26 @@ TEST_F(RanksOfTheProgram, AreStartedByAFlagAndGiveOneSetOfResults) {
   const Outcome two = run_program(words, folder_);
   ASSERT_EQ(two.exit_code, 0) << two.err;
   EXPECT_EQ(two.err, "");
-  EXPECT_EQ(two.out.find("updates "), two.out.rfind("updates ")) << "rank 0 alone prints: " << two.out;
+  EXPECT_EQ(two.out.find("updates "), two.out.rfind("updates "))
+      << "rank 0 alone prints: " << two.out;
   EXPECT_EQ(results("two")["world_size"], 2);
   EXPECT_EQ(results("two")["micro_batch_size"], 6);
-  EXPECT_NEAR(results("two")["train_loss"].get<double>(), results("one")["train_loss"].get<double>(), 1e-5);
+  EXPECT_NEAR(results("two")["train_loss"].get<double>(),
+              results("one")["train_loss"].get<double>(), 1e-5);
   EXPECT_GT(results("two")["train_samples_per_second"].get<double>(), 0);
   EXPECT_EQ(nlohmann::json::parse(read_file(folder_ / "two/plan.json"))["world_size"], 2);
 }
 
 TEST_F(RanksOfTheProgram, OneThatIsKilledEndsTheOthersWithSix) {
   const std::string port = free_port();
-  const std::vector<std::string> words = train("out", {"--max_steps", "1000000", "--logging_steps", "5"});
+  const std::vector<std::string> words =
+      train("out", {"--max_steps", "1000000", "--logging_steps", "5"});
   const Program first(words, folder_, rank_variables(0, 2, port));
   const Program second(words, folder_, rank_variables(1, 2, port));
   EXPECT_TRUE(second.interrupt_when(SIGKILL, has_logged("out", 2)));
   EXPECT_EQ(second.wait().exit_code, -SIGKILL);
-  const Outcome outcome = first.wait();  // the timeout is 50 s; the closed connection is noticed at once
+  const Outcome outcome =
+      first.wait();  // the timeout is 50 s; the closed connection is noticed at once
   EXPECT_EQ(outcome.exit_code, 6) << outcome.err;
   EXPECT_EQ(outcome.err.rfind("headroom: rank 0 of 2 lost another rank", 0), 0U) << outcome.err;
   EXPECT_EQ(std::count(outcome.err.begin(), outcome.err.end(), '\n'), 1) << outcome.err;
@@ -96,27 +106,32 @@ TEST_F(RanksOfTheProgram, OneThatIsKilledEndsTheOthersWithSix) {
 }
 
 TEST_F(RanksOfTheProgram, EnvironmentVariablesThatMakeNoSenseAreOneLineAndExitTwo) {
-  const std::vector<Program::Variables> cases = {{{"RANK", "0"}}, {{"RANK", "0"}, {"WORLD_SIZE", "2"}, {"MASTER_ADDR", "127.0.0.1"}}};
+  const std::vector<Program::Variables> cases = {
+      {{"RANK", "0"}}, {{"RANK", "0"}, {"WORLD_SIZE", "2"}, {"MASTER_ADDR", "127.0.0.1"}}};
   for (const Program::Variables& variables : cases) {
     const Outcome outcome = Program(train("out", {"--max_steps", "1"}), folder_, variables).wait();
     EXPECT_EQ(outcome.exit_code, 2) << outcome.err;
     EXPECT_EQ(std::count(outcome.err.begin(), outcome.err.end(), '\n'), 1) << outcome.err;
     EXPECT_NE(outcome.err.find(variables[0].first), std::string::npos) << outcome.err;
   }
-  const Outcome contradiction = Program(train("out", {"--nproc_per_node", "3"}), folder_, rank_variables(0, 2, "1234")).wait();
+  const Outcome contradiction =
+      Program(train("out", {"--nproc_per_node", "3"}), folder_, rank_variables(0, 2, "1234"))
+          .wait();
   EXPECT_EQ(contradiction.exit_code, 2) << contradiction.err;
   EXPECT_EQ(run_program({"compare", "--nproc_per_node", "2"}, folder_).exit_code, 2);
 }
 
 TEST_F(RanksOfTheProgram, APlanIsThatOfTheShareOfARank) {
-  const Outcome outcome = run_program({"plan", "--dataset", "synthetic", "--global_batch_size", "31", "--nproc_per_node", "2",
-                                       "--memory_budget", "64MiB", "--json", "--output_dir", folder_ / "out"},
-                                      folder_);
+  const Outcome outcome = run_program(
+      {"plan", "--dataset", "synthetic", "--global_batch_size", "31", "--nproc_per_node", "2",
+       "--memory_budget", "64MiB", "--json", "--output_dir", folder_ / "out"},
+      folder_);
   ASSERT_EQ(outcome.exit_code, 0) << outcome.err;
   const auto plan = nlohmann::json::parse(outcome.out);
   EXPECT_EQ(plan["world_size"], 2);
   EXPECT_EQ(plan["global_batch_size"], 31);
-  const int samples = plan["micro_batch_size"].get<int>() * plan["gradient_accumulation_steps"].get<int>();
+  const int samples =
+      plan["micro_batch_size"].get<int>() * plan["gradient_accumulation_steps"].get<int>();
   EXPECT_GE(samples, 16) << "the larger share";
   EXPECT_LT(samples, 31);
 }

@@ -22,7 +22,8 @@ void expect_no_errors(const std::vector<std::exception_ptr>& errors) {
   }
 }
 
-// Small, large, of several types, with gaps, transposed, empty and absent: what a list of gradients may hold.
+// Small, large, of several types, with gaps, transposed, empty and absent: what a list of gradients
+// may hold.
 std::vector<at::Tensor> awkward_tensors(double value) {
   return {torch::full({3}, value),
           torch::full({200, 300}, value),
@@ -43,13 +44,15 @@ TEST(Communicator, SumsEveryKindOfTensorInPlace) {
       EXPECT_EQ(comm.size(), size);
       std::vector<at::Tensor> tensors = awkward_tensors(static_cast<double>(comm.rank() + 1));
       std::vector<const void*> addresses;
-      for (const at::Tensor& tensor : tensors) addresses.push_back(tensor.defined() ? tensor.data_ptr() : nullptr);
+      for (const at::Tensor& tensor : tensors)
+        addresses.push_back(tensor.defined() ? tensor.data_ptr() : nullptr);
       comm.sum(tensors);
       const double expected = static_cast<double>(size * (size + 1)) / 2;
       for (std::size_t i = 0; i < tensors.size(); ++i) {
         if (!tensors[i].defined()) continue;
         EXPECT_EQ(tensors[i].data_ptr(), addresses[i]);
-        EXPECT_TRUE(tensors[i].eq(expected).all().item<bool>()) << "tensor " << i << " of rank " << comm.rank();
+        EXPECT_TRUE(tensors[i].eq(expected).all().item<bool>())
+            << "tensor " << i << " of rank " << comm.rank();
       }
     }));
   }
@@ -60,7 +63,8 @@ TEST(Communicator, SumsAreTheSameBitsOnEveryRank) {
   expect_no_errors(run_ranks(3, [&](Communicator& comm) {
     auto generator = at::detail::createCPUGenerator(static_cast<std::uint64_t>(comm.rank()));
     std::vector<at::Tensor> tensors;
-    for (const std::int64_t count : {5, 1000, 40000, 100003}) tensors.push_back(torch::randn({count}, generator));
+    for (const std::int64_t count : {5, 1000, 40000, 100003})
+      tensors.push_back(torch::randn({count}, generator));
     comm.sum(tensors);
     sums[static_cast<std::size_t>(comm.rank())] = tensors;
   }));
@@ -73,12 +77,14 @@ TEST(Communicator, SumsAreTheSameBitsOnEveryRank) {
 TEST(Communicator, ManySmallTensorsNeedOneMebibyteAndNoMore) {
   expect_no_errors(run_ranks(2, [](Communicator& comm) {
     std::vector<at::Tensor> tensors;
-    for (int i = 0; i < 40; ++i) tensors.push_back(torch::full({30000}, static_cast<float>(i)));  // 117 KiB each
+    for (int i = 0; i < 40; ++i)
+      tensors.push_back(torch::full({30000}, static_cast<float>(i)));  // 117 KiB each
     EXPECT_EQ(exchange_scratch_bytes(tensors, 2), 1 << 20);
     EXPECT_EQ(exchange_scratch_bytes({tensors[0], torch::ones({1 << 20})}, 2), 120000);
     const at::Tensor scratch = torch::empty({1 << 20}, torch::kByte);
     comm.sum(tensors, scratch);
-    for (int i = 0; i < 40; ++i) EXPECT_TRUE(tensors[static_cast<std::size_t>(i)].eq(2 * i).all().item<bool>()) << i;
+    for (int i = 0; i < 40; ++i)
+      EXPECT_TRUE(tensors[static_cast<std::size_t>(i)].eq(2 * i).all().item<bool>()) << i;
   }));
 }
 
@@ -97,7 +103,8 @@ TEST(Communicator, GathersShortAndLongMessagesByRank) {
     const auto rank = static_cast<std::size_t>(comm.rank());
     EXPECT_EQ(comm.gather(std::string(rank, 'x')), (std::vector<std::string>{"", "x", "xx"}));
     const std::string with_zeros("a\0b", 3);
-    const std::vector<std::string> all = comm.gather(rank == 1 ? std::string(5000, 'y') : with_zeros);
+    const std::vector<std::string> all =
+        comm.gather(rank == 1 ? std::string(5000, 'y') : with_zeros);
     EXPECT_EQ(all, (std::vector<std::string>{with_zeros, std::string(5000, 'y'), with_zeros}));
     EXPECT_EQ(comm.broadcast_bytes(rank == 0 ? with_zeros : "mine"), with_zeros);
     EXPECT_EQ(comm.broadcast_bytes(rank == 0 ? "" : "mine"), "");

@@ -20,8 +20,9 @@ using Variables = std::map<std::string, std::string>;
 
 // The environment has these variables, of those that matter, and no others.
 RankEnvironment read_with(const Variables& variables) {
-  for (const char* name : {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "LOCAL_RANK", "LOCAL_WORLD_SIZE",
-                           "TORCHELASTIC_USE_AGENT_STORE", "TORCHELASTIC_RESTART_COUNT"}) {
+  for (const char* name :
+       {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "LOCAL_RANK", "LOCAL_WORLD_SIZE",
+        "TORCHELASTIC_USE_AGENT_STORE", "TORCHELASTIC_RESTART_COUNT"}) {
     const auto found = variables.find(name);
     if (found == variables.end()) {
       ::unsetenv(name);
@@ -59,7 +60,8 @@ TEST(RankEnvironment, ReadsWhatTorchrunSets) {
 }
 
 TEST(RankEnvironment, RanksThatMeetOnTheLoopbackAddressShareThisMachine) {
-  const Variables variables = {{"RANK", "0"}, {"WORLD_SIZE", "3"}, {"MASTER_ADDR", "127.0.0.1"}, {"MASTER_PORT", "1234"}};
+  const Variables variables = {
+      {"RANK", "0"}, {"WORLD_SIZE", "3"}, {"MASTER_ADDR", "127.0.0.1"}, {"MASTER_PORT", "1234"}};
   EXPECT_EQ(read_with(variables).local_size, 3);
   Variables elsewhere = variables;
   elsewhere["MASTER_ADDR"] = "node0";
@@ -68,12 +70,21 @@ TEST(RankEnvironment, RanksThatMeetOnTheLoopbackAddressShareThisMachine) {
 }
 
 TEST(RankEnvironment, RefusesVariablesThatAreIncompleteOrContradictEachOther) {
-  const Variables good = {{"RANK", "1"}, {"WORLD_SIZE", "2"}, {"MASTER_ADDR", "127.0.0.1"}, {"MASTER_PORT", "1234"}};
+  const Variables good = {
+      {"RANK", "1"}, {"WORLD_SIZE", "2"}, {"MASTER_ADDR", "127.0.0.1"}, {"MASTER_PORT", "1234"}};
   ASSERT_NO_THROW(read_with(good));
-  const std::vector<std::pair<std::string, std::string>> changes = {
-      {"RANK", ""},         {"WORLD_SIZE", ""},       {"MASTER_ADDR", ""},       {"MASTER_PORT", ""},
-      {"RANK", "2"},        {"RANK", "-1"},           {"RANK", "one"},           {"WORLD_SIZE", "0"},
-      {"MASTER_PORT", "0"}, {"MASTER_PORT", "70000"}, {"LOCAL_WORLD_SIZE", "3"}, {"LOCAL_WORLD_SIZE", "0"}};
+  const std::vector<std::pair<std::string, std::string>> changes = {{"RANK", ""},
+                                                                    {"WORLD_SIZE", ""},
+                                                                    {"MASTER_ADDR", ""},
+                                                                    {"MASTER_PORT", ""},
+                                                                    {"RANK", "2"},
+                                                                    {"RANK", "-1"},
+                                                                    {"RANK", "one"},
+                                                                    {"WORLD_SIZE", "0"},
+                                                                    {"MASTER_PORT", "0"},
+                                                                    {"MASTER_PORT", "70000"},
+                                                                    {"LOCAL_WORLD_SIZE", "3"},
+                                                                    {"LOCAL_WORLD_SIZE", "0"}};
   for (const auto& [name, value] : changes) {
     Variables bad = good;
     bad[name] = value;
@@ -91,7 +102,7 @@ TEST(RankEnvironment, RefusesVariablesThatAreIncompleteOrContradictEachOther) {
 }
 
 TEST(RankEnvironment, RanksMeetOnAFreePort) {
-  const MeetingPlace place;
+  const RendezvousStore place;
   std::vector<std::thread> threads;
   std::array<std::vector<std::string>, 2> gathered;
   for (std::int64_t rank = 0; rank < 2; ++rank) {
@@ -113,7 +124,7 @@ TEST(RankEnvironment, RanksMeetOnAFreePort) {
 }
 
 TEST(RankEnvironment, ARankThatNobodyMeetsGivesUp) {
-  const MeetingPlace place;
+  const RendezvousStore place;
   EXPECT_THROW(join_ranks(place.environment(0, 2), std::chrono::seconds(1)), CommError);
   RankEnvironment nowhere = place.environment(1, 2);
   nowhere.port = 1;

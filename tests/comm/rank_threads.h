@@ -12,10 +12,12 @@
 
 namespace headroom::testing {
 
-inline constexpr std::chrono::seconds kTestTimeout{20};  // far above what a test takes, so that a defect ends it
+inline constexpr std::chrono::seconds kTestTimeout{
+    20};  // far above what a test takes, so that a defect ends it
 
 /// Runs `body` on every rank, and gives what each of them threw (null: nothing).
-inline std::vector<std::exception_ptr> run_ranks(std::int64_t size, const std::function<void(Communicator&)>& body,
+inline std::vector<std::exception_ptr> run_ranks(std::int64_t size,
+                                                 const std::function<void(Communicator&)>& body,
                                                  std::chrono::milliseconds timeout = kTestTimeout) {
   const auto join = make_thread_communicators(size, timeout);
   std::vector<std::exception_ptr> errors(static_cast<std::size_t>(size));

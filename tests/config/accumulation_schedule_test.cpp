@@ -40,7 +40,8 @@ TEST(AccumulationSchedule, ParsesTheCommandLine) {
 }
 
 TEST(AccumulationSchedule, PrintsWhatItParses) {
-  for (const char* text : {"1", "8", "0:8,4:2", "0:1,1:2,2:4"}) EXPECT_EQ(AccumulationSchedule::parse(text).to_string(), text);
+  for (const char* text : {"1", "8", "0:8,4:2", "0:1,1:2,2:4"})
+    EXPECT_EQ(AccumulationSchedule::parse(text).to_string(), text);
 }
 
 TEST(AccumulationSchedule, RejectsNonsenseAndQuotesIt) {
@@ -70,7 +71,8 @@ TEST(AccumulationSchedule, RejectsNonsenseAndQuotesIt) {
       AccumulationSchedule::parse(text);
       FAIL() << "accepted '" << text << "'";
     } catch (const ConfigError& error) {
-      EXPECT_NE(std::string(error.what()).find(std::string("'") + text + "'"), std::string::npos) << error.what();
+      EXPECT_NE(std::string(error.what()).find(std::string("'") + text + "'"), std::string::npos)
+          << error.what();
     }
   }
 }

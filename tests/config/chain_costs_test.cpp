@@ -77,24 +77,31 @@ TEST(ChainCosts, NamesWhatIsWrong) {
       {R"({"stages": [{"output_byte": 1, "options": [{}]}]})", "did you mean 'output_bytes'"},
       {R"({"stages": [{"options": [{"keep_bytes": 1}]}]})", "did you mean 'kept_bytes'"},
       {R"({"stage": []})", "did you mean 'stages'"},
-      {R"({"stages": [{"output_bytes": -1, "options": [{}]}]})", "stages[0]: output_bytes is -1, but must not be negative"},
+      {R"({"stages": [{"output_bytes": -1, "options": [{}]}]})",
+       "stages[0]: output_bytes is -1, but must not be negative"},
       {R"({"stages": [{"output_bytes": 1.5, "options": [{}]}]})", "whole number"},
       {R"({"stages": [{"output_bytes": 1125899906842625, "options": [{}]}]})", "above the limit"},
-      {R"({"stages": [{"output_bytes": 99999999999999999999999, "options": [{}]}]})", "above the limit"},
+      {R"({"stages": [{"output_bytes": 99999999999999999999999, "options": [{}]}]})",
+       "above the limit"},
       {R"({"stages": [{"output_bytes": 1e999, "options": [{}]}]})", "not JSON"},
       {R"({"stages": [{"output_bytes": "12", "options": [{}]}]})", "must be a number"},
       {R"({"stages": [{"name": 5, "options": [{}]}]})", "must be a string"},
-      {R"({"stages": [{"options": [{}]}], "boundary_formats": [{"size_ratio": 0.5}]})", "has no name"},
-      {R"({"stages": [{"options": [{}]}], "boundary_formats": [{"name": "full"}]})", "cannot be defined"},
-      {R"({"stages": [{"options": [{}]}], "boundary_formats": [{"name": "a"}, {"name": "a"}]})", "defined twice"},
-      {R"({"stages": [{"options": [{}]}], "boundary_formats": [{"name": "a", "size_ratio": -0.5}]})", "from 0 up"},
+      {R"({"stages": [{"options": [{}]}], "boundary_formats": [{"size_ratio": 0.5}]})",
+       "has no name"},
+      {R"({"stages": [{"options": [{}]}], "boundary_formats": [{"name": "full"}]})",
+       "cannot be defined"},
+      {R"({"stages": [{"options": [{}]}], "boundary_formats": [{"name": "a"}, {"name": "a"}]})",
+       "defined twice"},
+      {R"({"stages": [{"options": [{}]}], "boundary_formats": [{"name": "a", "size_ratio": -0.5}]})",
+       "from 0 up"},
       {R"({"stages": [{"output_bytes": 1000000000000, "options": [{}]}], "boundary_formats": [{"name": "a", "size_ratio": 1e9}]})",
        "exceed"},
       {R"({"stages": [{"output_bytes": 1000000000000, "options": [{}]}], "boundary_formats": [{"name": "a", "decode_ns_per_byte": 1e9}]})",
        "longer"},
   };
   for (const auto& [text, expected] : cases)
-    EXPECT_NE(message_of(text).find(expected), std::string::npos) << text << " -> " << message_of(text);
+    EXPECT_NE(message_of(text).find(expected), std::string::npos)
+        << text << " -> " << message_of(text);
 }
 
 TEST(ChainCosts, RefusesSumsThatCannotBeCounted) {
@@ -127,8 +134,12 @@ TEST(ChainCosts, FilesThatCannotBeReadAreDataErrors) {
 
 /// Damages a good text in one of several ways.
 std::string mutate(std::string text, std::mt19937_64& random) {
-  const char* const pieces[] = {
-      "-", "1e308", "9223372036854775808", "null", "{}", "[]", "\"", "}", "]", ",", ":", "NaN", "\\u0000", "\xff", "1.5", "true"};
+  const char* const pieces[] = {"-",       "1e308", "9223372036854775808",
+                                "null",    "{}",    "[]",
+                                "\"",      "}",     "]",
+                                ",",       ":",     "NaN",
+                                "\\u0000", "\xff",  "1.5",
+                                "true"};
   const int num_edits = 1 + static_cast<int>(random() % 4);
   for (int i = 0; i < num_edits && !text.empty(); ++i) {
     const std::size_t at = random() % text.size();
@@ -147,7 +158,8 @@ std::string mutate(std::string text, std::mt19937_64& random) {
         break;
       case 4: {
         const std::size_t digit = text.find_first_of("0123456789", at);
-        if (digit != std::string::npos) text.replace(digit, 1, pieces[random() % std::size(pieces)]);
+        if (digit != std::string::npos)
+          text.replace(digit, 1, pieces[random() % std::size(pieces)]);
         break;
       }
       default:

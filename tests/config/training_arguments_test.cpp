@@ -22,7 +22,9 @@ std::string message_of(const std::function<void()>& action) {
   return "(no ConfigError)";
 }
 
-bool contains(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
+bool contains(const std::string& text, const std::string& part) {
+  return text.find(part) != std::string::npos;
+}
 
 class ConfigFile : public testing::Test {
  protected:
@@ -33,7 +35,9 @@ class ConfigFile : public testing::Test {
     return path_;
   }
 
-  std::string path_ = (std::filesystem::temp_directory_path() / ("headroom_config_" + std::to_string(::getpid()) + ".json")).string();
+  std::string path_ = (std::filesystem::temp_directory_path() /
+                       ("headroom_config_" + std::to_string(::getpid()) + ".json"))
+                          .string();
 };
 
 TEST(TrainingArguments, DefaultsAreThoseOfHuggingFace) {
@@ -65,7 +69,8 @@ TEST(TrainingArguments, TheSpillFolderMustBeThereAndHaveABudget) {
 
 TEST_F(ConfigFile, HasTheSpillFolderAsAKey) {
   TrainingArguments arguments;
-  apply_config_file(arguments, write(R"({"spill_dir": "/some/where", "memory_budget": "1MiB"})"), {});
+  apply_config_file(arguments, write(R"({"spill_dir": "/some/where", "memory_budget": "1MiB"})"),
+                    {});
   EXPECT_EQ(arguments.spill_dir, "/some/where");
 }
 
@@ -94,10 +99,18 @@ TEST(TrainingArguments, SetByName) {
 
 TEST(TrainingArguments, RefusesTextThatDoesNotFitAndQuotesIt) {
   const std::vector<std::pair<std::string, std::string>> cases = {
-      {"max_steps", "ten"},     {"max_steps", "1.5"},           {"max_steps", "99999999999999999999"},
-      {"max_steps", ""},        {"learning_rate", "1e-3x"},     {"learning_rate", ""},
-      {"learning_rate", "nan"}, {"learning_rate", "inf"},       {"shuffle", "perhaps"},
-      {"memory_budget", "0"},   {"memory_budget", "5 parsecs"}, {"memory_budget", "-1MiB"}};
+      {"max_steps", "ten"},
+      {"max_steps", "1.5"},
+      {"max_steps", "99999999999999999999"},
+      {"max_steps", ""},
+      {"learning_rate", "1e-3x"},
+      {"learning_rate", ""},
+      {"learning_rate", "nan"},
+      {"learning_rate", "inf"},
+      {"shuffle", "perhaps"},
+      {"memory_budget", "0"},
+      {"memory_budget", "5 parsecs"},
+      {"memory_budget", "-1MiB"}};
   for (const auto& [name, text] : cases) {
     TrainingArguments arguments;
     const std::string message = message_of([&] { set_argument(arguments, name, text); });
@@ -124,7 +137,10 @@ TEST(NearestName, CountsInsertionsDeletionsSubstitutionsAndSwaps) {
 TEST_F(ConfigFile, KeysAreFlagsAndValuesOfAnyPlainType) {
   TrainingArguments arguments;
   const auto keys = apply_config_file(
-      arguments, write(R"({"optim": "sgd", "learning_rate": 0.5, "max_steps": 3, "bf16": true, "memory_budget": "1MiB"})"), {});
+      arguments,
+      write(
+          R"({"optim": "sgd", "learning_rate": 0.5, "max_steps": 3, "bf16": true, "memory_budget": "1MiB"})"),
+      {});
   EXPECT_EQ(keys.size(), 5U);
   EXPECT_EQ(arguments.optim, "sgd");
   EXPECT_EQ(arguments.learning_rate, 0.5);
@@ -139,12 +155,15 @@ TEST_F(ConfigFile, TheCommandLineWinsButTheFileIsStillChecked) {
   apply_config_file(arguments, write(R"({"max_steps": 3, "seed": 5})"), {"max_steps"});
   EXPECT_EQ(arguments.max_steps, 9);
   EXPECT_EQ(arguments.seed, 5);
-  EXPECT_THROW(apply_config_file(arguments, write(R"({"max_steps": "three"})"), {"max_steps"}), ConfigError);
+  EXPECT_THROW(apply_config_file(arguments, write(R"({"max_steps": "three"})"), {"max_steps"}),
+               ConfigError);
 }
 
 TEST_F(ConfigFile, RefusesWhatIsNoFlatObjectOfKnownKeys) {
   TrainingArguments arguments;
-  const auto message = [&](const std::string& text) { return message_of([&] { apply_config_file(arguments, write(text), {}); }); };
+  const auto message = [&](const std::string& text) {
+    return message_of([&] { apply_config_file(arguments, write(text), {}); });
+  };
   EXPECT_TRUE(contains(message(""), path_));
   EXPECT_TRUE(contains(message("{\"max_steps\": 3"), path_));
   EXPECT_TRUE(contains(message("[1, 2]"), path_));
@@ -152,8 +171,10 @@ TEST_F(ConfigFile, RefusesWhatIsNoFlatObjectOfKnownKeys) {
   EXPECT_TRUE(contains(message(R"({"max_steps": null})"), "'max_steps'"));
   EXPECT_TRUE(contains(message(R"({"max_steps": true})"), "'true'"));
   EXPECT_TRUE(contains(message(R"({"bf16": "perhaps"})"), "'perhaps'"));
-  EXPECT_TRUE(contains(message(R"({"gradient_acumulation_steps": 4})"), "'gradient_accumulation_steps'"));
-  EXPECT_TRUE(contains(message_of([&] { apply_config_file(arguments, path_ + ".absent", {}); }), path_ + ".absent"));
+  EXPECT_TRUE(
+      contains(message(R"({"gradient_acumulation_steps": 4})"), "'gradient_accumulation_steps'"));
+  EXPECT_TRUE(contains(message_of([&] { apply_config_file(arguments, path_ + ".absent", {}); }),
+                       path_ + ".absent"));
 }
 
 struct Refused {
@@ -166,7 +187,9 @@ TEST(Validate, RefusesValuesOutOfRangeAndContradictions) {
   using A = TrainingArguments;
   const std::vector<Refused> cases = {
       {[](A& a) { a.per_device_train_batch_size = -8; }, {}, "per_device_train_batch_size"},
-      {[](A& a) { a.per_device_train_batch_size = 0; }, {"per_device_train_batch_size"}, "per_device_train_batch_size"},
+      {[](A& a) { a.per_device_train_batch_size = 0; },
+       {"per_device_train_batch_size"},
+       "per_device_train_batch_size"},
       {[](A& a) { a.global_batch_size = -1; }, {}, "global_batch_size"},
       {[](A& a) { a.gradient_accumulation_steps = "0"; }, {}, "gradient_accumulation_steps"},
       {[](A& a) { a.gradient_accumulation_steps = "1:4"; }, {}, "gradient_accumulation_steps"},
@@ -202,15 +225,22 @@ TEST(Validate, RefusesValuesOutOfRangeAndContradictions) {
       {[](A& a) { a.fp16 = a.bf16 = true; }, {}, "--fp16 and --bf16"},
       {[](A& a) { a.half_precision_backend = "autocast"; }, {}, "add --bf16 or --fp16"},
       {[](A& a) { a.bf16 = true, a.half_precision_backend = "apex"; }, {}, "auto, autocast, keep"},
-      {[](A& a) { a.fp16 = true, a.half_precision_backend = "autocast"; }, {}, "--half_precision_backend keep"},
-      {[](A& a) { a.global_batch_size = 64; }, {"gradient_accumulation_steps"}, "gradient_accumulation_steps"},
-      {[](A& a) { a.global_batch_size = 64, a.per_device_train_batch_size = 65; }, {}, "global_batch_size"},
+      {[](A& a) { a.fp16 = true, a.half_precision_backend = "autocast"; },
+       {},
+       "--half_precision_backend keep"},
+      {[](A& a) { a.global_batch_size = 64; },
+       {"gradient_accumulation_steps"},
+       "gradient_accumulation_steps"},
+      {[](A& a) { a.global_batch_size = 64, a.per_device_train_batch_size = 65; },
+       {},
+       "global_batch_size"},
   };
   for (const Refused& refused : cases) {
     TrainingArguments arguments;
     refused.change(arguments);
     const std::string message = message_of([&] { validate(arguments, refused.given); });
-    EXPECT_TRUE(contains(message, refused.names)) << "expected " << refused.names << " in: " << message;
+    EXPECT_TRUE(contains(message, refused.names))
+        << "expected " << refused.names << " in: " << message;
     EXPECT_EQ(message.find('\n'), std::string::npos) << message;
   }
 }
@@ -219,7 +249,8 @@ TEST(Validate, AcceptsWhatTheDocumentsShow) {
   TrainingArguments arguments;
   arguments.gradient_accumulation_steps = "0:8,4:2";
   arguments.per_device_train_batch_size = 16;
-  EXPECT_NO_THROW(validate(arguments, {"gradient_accumulation_steps", "per_device_train_batch_size"}));
+  EXPECT_NO_THROW(
+      validate(arguments, {"gradient_accumulation_steps", "per_device_train_batch_size"}));
   arguments = {};
   arguments.global_batch_size = 64;
   arguments.memory_budget_bytes = 1 << 30;

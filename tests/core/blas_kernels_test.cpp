@@ -1,4 +1,4 @@
-#include <headroom/core/blas_kernels.h>
+#include "core/blas_kernels.h"
 
 #include <gtest/gtest.h>
 

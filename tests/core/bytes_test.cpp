@@ -19,12 +19,14 @@ TEST(ParseBytes, ReadsUnitsOfBothKinds) {
 }
 
 TEST(ParseBytes, RejectsNonsenseAndQuotesIt) {
-  for (const char* text : {"", " ", "MiB", "-5MiB", "12 parsecs", "1.2.3MB", "1e99", "nan", "99999999999TiB", "5 MiB extra", "0x10", "."}) {
+  for (const char* text : {"", " ", "MiB", "-5MiB", "12 parsecs", "1.2.3MB", "1e99", "nan",
+                           "99999999999TiB", "5 MiB extra", "0x10", "."}) {
     try {
       parse_bytes(text);
       FAIL() << "accepted '" << text << "'";
     } catch (const ConfigError& error) {
-      EXPECT_NE(std::string(error.what()).find(std::string("'") + text + "'"), std::string::npos) << error.what();
+      EXPECT_NE(std::string(error.what()).find(std::string("'") + text + "'"), std::string::npos)
+          << error.what();
     }
   }
 }

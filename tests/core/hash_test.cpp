@@ -1,4 +1,4 @@
-#include <headroom/core/hash.h>
+#include "core/hash.h"
 
 #include <gtest/gtest.h>
 
@@ -16,7 +16,8 @@ std::string sha256(const std::string& text) {
 TEST(Sha256, MatchesThePublishedExamples) {
   EXPECT_EQ(sha256(""), "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855");
   EXPECT_EQ(sha256("abc"), "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad");
-  EXPECT_EQ(sha256(std::string(1000000, 'a')), "cdc76e5c9914fb9281a1c7e284d73e67f1809a48a497200e046d39ccc7112cd0");
+  EXPECT_EQ(sha256(std::string(1000000, 'a')),
+            "cdc76e5c9914fb9281a1c7e284d73e67f1809a48a497200e046d39ccc7112cd0");
 }
 
 TEST(Sha256, DoesNotDependOnHowTheBytesAreHandedOver) {

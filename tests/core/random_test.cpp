@@ -10,7 +10,8 @@ namespace {
 
 TEST(RandomState, TheSameStateGivesTheSameNumbers) {
   seed_everything(7);
-  torch::randn({3});  // an odd number of normal values leaves one in the generator, which is state too
+  torch::randn(
+      {3});  // an odd number of normal values leaves one in the generator, which is state too
   const RandomState state = RandomState::capture();
   const at::Tensor first = torch::randn({101});
   const at::Tensor second = torch::randn({101});

@@ -20,7 +20,8 @@ class Threads : public testing::Test {
     unsetenv("OMP_NUM_THREADS");
   }
   ~Threads() override {
-    environment_ ? setenv("OMP_NUM_THREADS", environment_->c_str(), 1) : unsetenv("OMP_NUM_THREADS");
+    environment_ ? setenv("OMP_NUM_THREADS", environment_->c_str(), 1)
+                 : unsetenv("OMP_NUM_THREADS");
     configure_threads(0);
   }
 

@@ -13,7 +13,8 @@ namespace {
 
 using namespace headroom::testing;
 
-std::string message_of(const std::string& folder, bool train = true, std::int64_t num_classes = 256) {
+std::string message_of(const std::string& folder, bool train = true,
+                       std::int64_t num_classes = 256) {
   try {
     open_idx_images(folder, train, num_classes);
   } catch (const DataError& error) {
@@ -29,14 +30,19 @@ class IdxImages : public ::testing::TestWithParam<bool> {  // gzip?
     std::filesystem::remove(folder_ / (name + ".gz"));
     GetParam() ? write_gzip(folder_ / (name + ".gz"), bytes) : write_plain(folder_ / name, bytes);
   }
-  std::string file(const std::string& name) const { return folder_ / (GetParam() ? name + ".gz" : name); }
+  std::string file(const std::string& name) const {
+    return folder_ / (GetParam() ? name + ".gz" : name);
+  }
 
-  void expect_failure(const std::string& name, const std::string& bytes, const std::vector<std::string>& parts) {
+  void expect_failure(const std::string& name, const std::string& bytes,
+                      const std::vector<std::string>& parts) {
     write_idx_dataset(folder_.path().string(), 6, GetParam());
     write(name, bytes);
     const std::string message = message_of(folder_.path().string());
     EXPECT_NE(message.find(file(name)), std::string::npos) << message;
-    for (const std::string& part : parts) EXPECT_NE(message.find(part), std::string::npos) << "expected '" << part << "' in: " << message;
+    for (const std::string& part : parts)
+      EXPECT_NE(message.find(part), std::string::npos)
+          << "expected '" << part << "' in: " << message;
     EXPECT_EQ(message.find('\n'), std::string::npos) << message;
   }
 
@@ -65,7 +71,8 @@ TEST_P(IdxImages, EveryByteValueIsWhatPyTorchMakesOfIt) {
   write_idx_dataset(folder_.path().string(), 1, GetParam(), 16, 16);
   const MicroBatch batch = open_idx_images(folder_.path().string(), true)->load({0});
   // ToTensor divides a float tensor by 255.
-  EXPECT_TRUE(torch::equal(batch.inputs[0].flatten(), torch::arange(256).to(torch::kFloat).div(255)));
+  EXPECT_TRUE(
+      torch::equal(batch.inputs[0].flatten(), torch::arange(256).to(torch::kFloat).div(255)));
 }
 
 TEST_P(IdxImages, OnlyTheBatchOccupiesTensorMemory) {
@@ -76,7 +83,8 @@ TEST_P(IdxImages, OnlyTheBatchOccupiesTensorMemory) {
   EXPECT_EQ(meter.live_bytes(), before);
   meter.reset_peak();
   const MicroBatch batch = data->load({0, 1, 2, 3});
-  EXPECT_EQ(meter.peak_bytes() - before, 4 * (28 * 28 * 4 + 8)) << "pixels as floats and labels, and no copy beside them";
+  EXPECT_EQ(meter.peak_bytes() - before, 4 * (28 * 28 * 4 + 8))
+      << "pixels as floats and labels, and no copy beside them";
 }
 
 TEST_P(IdxImages, AFileThatEndsEarlyIsNamedWithTheOffset) {
@@ -99,7 +107,8 @@ TEST_P(IdxImages, AHeaderThatIsWrongIsNamedWithWhatWasExpected) {
   expect_failure(kTrainImages, "not an IDX file at all", {"at byte 0", "magic number"});
   expect_failure(kTrainImages, idx_header({0, 28, 28}), {"at byte 4", "0"});
   expect_failure(kTrainImages, idx_header({0xffffffffU, 0xffffffffU, 0xffffffffU}), {"64 GiB"});
-  expect_failure(kTrainImages, idx_header({40000000, 28, 28}) + "short", {"the file ends", "more bytes"});
+  expect_failure(kTrainImages, idx_header({40000000, 28, 28}) + "short",
+                 {"the file ends", "more bytes"});
   expect_failure(kTrainImages, idx_images(6) + "x", {"goes on"});
 }
 
@@ -107,7 +116,8 @@ TEST_P(IdxImages, FilesThatDoNotMatchAreNamedWithTheirCounts) {
   write_idx_dataset(folder_.path().string(), 6, GetParam());
   write(kTrainLabels, idx_labels(5));
   const std::string message = message_of(folder_.path().string());
-  for (const std::string& part : {file(kTrainImages), file(kTrainLabels), std::string("6 images"), std::string("5 labels")}) {
+  for (const std::string& part :
+       {file(kTrainImages), file(kTrainLabels), std::string("6 images"), std::string("5 labels")}) {
     EXPECT_NE(message.find(part), std::string::npos) << message;
   }
 }
@@ -115,7 +125,8 @@ TEST_P(IdxImages, FilesThatDoNotMatchAreNamedWithTheirCounts) {
 TEST_P(IdxImages, ALabelBeyondTheClassesIsNamedWithItsPlace) {
   write_idx_dataset(folder_.path().string(), 12, GetParam());
   const std::string message = message_of(folder_.path().string(), true, 9);
-  for (const std::string& part : {file(kTrainLabels), std::string("at byte 17"), std::string("label 9"), std::string("0 to 8")}) {
+  for (const std::string& part : {file(kTrainLabels), std::string("at byte 17"),
+                                  std::string("label 9"), std::string("0 to 8")}) {
     EXPECT_NE(message.find(part), std::string::npos) << message;
   }
   EXPECT_EQ(message_of(folder_.path().string(), true, 10), "(no DataError)");
@@ -128,7 +139,8 @@ TEST(IdxFiles, CorruptCompressedDataIsNamed) {
   const std::string whole = read_file(path);
 
   std::string flipped = whole;
-  for (std::size_t i = whole.size() / 2; i < whole.size() / 2 + 8; ++i) flipped[i] = static_cast<char>(~flipped[i]);
+  for (std::size_t i = whole.size() / 2; i < whole.size() / 2 + 8; ++i)
+    flipped[i] = static_cast<char>(~flipped[i]);
   write_plain(path, flipped);
   EXPECT_NE(message_of(folder.path().string()).find(path), std::string::npos);
 

@@ -1,4 +1,4 @@
-#include <headroom/data/loader.h>
+#include "data/loader.h"
 
 #include <headroom/core/error.h>
 #include <headroom/data/dataset.h>
@@ -42,7 +42,8 @@ TEST(EpochOrder, IsAPermutationThatDependsOnSeedAndEpochAlone) {
   EXPECT_EQ(epoch_order(1000, true, 42, 3), order);
   EXPECT_NE(epoch_order(1000, true, 42, 4), order);
   EXPECT_NE(epoch_order(1000, true, 43, 3), order);
-  EXPECT_NE(epoch_order(1000, true, 42ULL + (1ULL << 40), 3), order) << "all 64 bits of the seed count";
+  EXPECT_NE(epoch_order(1000, true, 42ULL + (1ULL << 40), 3), order)
+      << "all 64 bits of the seed count";
 }
 
 TEST(EpochOrder, FewSamplesAreNoSpecialCase) {
@@ -57,7 +58,8 @@ INSTANTIATE_TEST_SUITE_P(WithAndWithoutPrefetch, Loader, ::testing::Bool());
 TEST_P(Loader, HandsOutInTheOrderOfRequests) {
   MicroBatchLoader loader(as_batch, GetParam());
   for (std::int64_t i = 0; i < 50; ++i) loader.request({i, 2 * i});
-  for (std::int64_t i = 0; i < 50; ++i) EXPECT_EQ(values(loader.next()), (std::vector<std::int64_t>{i, 2 * i}));
+  for (std::int64_t i = 0; i < 50; ++i)
+    EXPECT_EQ(values(loader.next()), (std::vector<std::int64_t>{i, 2 * i}));
   loader.request({7});
   EXPECT_EQ(values(loader.next()), std::vector<std::int64_t>{7});
 }
@@ -134,7 +136,8 @@ TEST(SyntheticImages, DependOnSeedAndIndexAlone) {
   EXPECT_TRUE(torch::equal(all.inputs[0][4], one.inputs[0][0]));
   EXPECT_TRUE(torch::equal(all.targets[0][4], one.targets[0][0]));
   EXPECT_FALSE(torch::equal(all.inputs[0][0], all.inputs[0][1]));
-  EXPECT_FALSE(torch::equal(make_synthetic_images(100, 3, 4, 5, 7, 2)->load({99}).inputs[0], one.inputs[0]));
+  EXPECT_FALSE(
+      torch::equal(make_synthetic_images(100, 3, 4, 5, 7, 2)->load({99}).inputs[0], one.inputs[0]));
 }
 
 TEST(SyntheticImages, AreRoughlyNormalWithLabelsInRange) {

@@ -84,7 +84,9 @@ TEST(Split, CountsSamplesWhenTargetsAreNotClasses) {
 TEST(Split, CountsByTheGivenFunction) {
   MicroBatch batch = token_batch(6, 2);
   batch.num_items = 6;
-  for (const MicroBatch& part : split(batch, 2, [](const MicroBatch& micro) { return micro.num_samples; })) EXPECT_EQ(part.num_items, 2);
+  for (const MicroBatch& part :
+       split(batch, 2, [](const MicroBatch& micro) { return micro.num_samples; }))
+    EXPECT_EQ(part.num_items, 2);
 }
 
 TEST(Split, RefusesItemsThatDoNotAddUp) {

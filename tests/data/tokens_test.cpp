@@ -18,7 +18,9 @@ namespace {
 class TokensTest : public testing::Test {
  protected:
   void SetUp() override {
-    folder_ = (std::filesystem::temp_directory_path() / fmt::format("headroom-tokens-{}", ::getpid())).string();
+    folder_ =
+        (std::filesystem::temp_directory_path() / fmt::format("headroom-tokens-{}", ::getpid()))
+            .string();
     std::filesystem::create_directories(folder_);
   }
   void TearDown() override { std::filesystem::remove_all(folder_); }
@@ -57,8 +59,10 @@ TEST_F(TokensTest, ReadsTokenFilesOfEveryKind) {
   const std::vector<std::uint16_t> narrow{7, 65535, 0, 300};
   const std::vector<std::uint32_t> wide{7, 65535, 0, 300};
   EXPECT_EQ(all(open_token_file(write("nano.bin", bytes_of(narrow)))), expected);
-  EXPECT_EQ(all(open_token_file(write("llmc.bin", header(20240520, 4) + bytes_of(narrow)))), expected);
-  EXPECT_EQ(all(open_token_file(write("llama.bin", header(20240801, 4) + bytes_of(wide)))), expected);
+  EXPECT_EQ(all(open_token_file(write("llmc.bin", header(20240520, 4) + bytes_of(narrow)))),
+            expected);
+  EXPECT_EQ(all(open_token_file(write("llama.bin", header(20240801, 4) + bytes_of(wide)))),
+            expected);
 }
 
 TEST_F(TokensTest, RefusesFilesThatAreNotWhole) {
@@ -92,9 +96,11 @@ TEST_F(TokensTest, CropsAreRandomButTheSameForASeed) {
   EXPECT_TRUE(torch::equal(batch.inputs[0].slice(1, 1), batch.inputs[0].slice(1, 0, 7) + 1));
   EXPECT_EQ(batch.num_items, 32);
   EXPECT_TRUE(torch::equal(batch.inputs[0][3], data->load({999}).inputs[0][0]));
-  EXPECT_FALSE(torch::equal(batch.inputs[0], make_random_crops(tokens, 8, 256, 1000, 4)->load({0, 1, 2, 999}).inputs[0]));
-  EXPECT_TRUE(data->draws_anew());
-  EXPECT_FALSE(torch::equal(batch.inputs[0], data->load({1000, 1001, 1002, 1999}).inputs[0])) << "the next epoch has crops of its own";
+  EXPECT_FALSE(torch::equal(
+      batch.inputs[0], make_random_crops(tokens, 8, 256, 1000, 4)->load({0, 1, 2, 999}).inputs[0]));
+  EXPECT_TRUE(data->resamples_each_epoch());
+  EXPECT_FALSE(torch::equal(batch.inputs[0], data->load({1000, 1001, 1002, 1999}).inputs[0]))
+      << "the next epoch has crops of its own";
   // Every start is reached, the last one included, and none beyond.
   std::vector<std::int64_t> indices(1000);
   for (std::size_t i = 0; i < indices.size(); ++i) indices[i] = static_cast<std::int64_t>(i);
@@ -108,8 +114,10 @@ TEST_F(TokensTest, CropsInOrderCoverTheText) {
   const Tokens tokens = open_text_file(write("order.txt", "abcdefghij"));
   const auto data = make_crops_in_order(part_of(tokens, 1, 10), 4, 256);
   ASSERT_EQ(data->size(), 2);
-  EXPECT_TRUE(torch::equal(data->load({1}).inputs[0][0], torch::tensor({'f', 'g', 'h', 'i'}, torch::kLong)));
-  EXPECT_TRUE(torch::equal(data->load({1}).targets[0][0], torch::tensor({'g', 'h', 'i', 'j'}, torch::kLong)));
+  EXPECT_TRUE(torch::equal(data->load({1}).inputs[0][0],
+                           torch::tensor({'f', 'g', 'h', 'i'}, torch::kLong)));
+  EXPECT_TRUE(torch::equal(data->load({1}).targets[0][0],
+                           torch::tensor({'g', 'h', 'i', 'j'}, torch::kLong)));
   EXPECT_THROW(part_of(tokens, 5, 11), DataError);
 }
 
@@ -129,16 +137,22 @@ MicroBatch masked_samples(std::int64_t count, std::int64_t length, const Masking
 TEST_F(TokensTest, MaskedSamplesHideWhatIsToBeGuessed) {
   constexpr std::int64_t kSamples = 400, kLength = 40, kChosen = 6;
   const MicroBatch batch = masked_samples(kSamples, kLength, {kChosen, 499, 3});
-  const at::Tensor &tokens = batch.inputs[0], &targets = batch.targets[0], &positions = batch.targets[1];
+  const at::Tensor &tokens = batch.inputs[0], &targets = batch.targets[0],
+                   &positions = batch.targets[1];
   EXPECT_EQ(tokens.sizes(), torch::IntArrayRef({kSamples, kLength}));
   EXPECT_EQ(targets.sizes(), torch::IntArrayRef({kSamples, kChosen}));
   EXPECT_EQ(batch.num_items, kSamples * kChosen);
-  EXPECT_TRUE(positions.slice(1, 1).gt(positions.slice(1, 0, kChosen - 1)).all().item<bool>()) << "rising, so that none is there twice";
+  EXPECT_TRUE(positions.slice(1, 1).gt(positions.slice(1, 0, kChosen - 1)).all().item<bool>())
+      << "rising, so that none is there twice";
   // Put back, the chosen tokens make the text, which masking leaves alone elsewhere.
-  const at::Tensor plain = make_synthetic_tokens(kSamples, kLength, 500, 7)->load({0, 1, 2, 399}).inputs[0];
-  EXPECT_TRUE(torch::equal(tokens.scatter(1, positions, targets).index_select(0, torch::tensor({0, 1, 2, 399})), plain));
+  const at::Tensor plain =
+      make_synthetic_tokens(kSamples, kLength, 500, 7)->load({0, 1, 2, 399}).inputs[0];
+  EXPECT_TRUE(torch::equal(
+      tokens.scatter(1, positions, targets).index_select(0, torch::tensor({0, 1, 2, 399})), plain));
   const at::Tensor shown = tokens.gather(1, positions);
-  const auto share = [&](const at::Tensor& which) { return which.to(torch::kDouble).mean().item<double>(); };
+  const auto share = [&](const at::Tensor& which) {
+    return which.to(torch::kDouble).mean().item<double>();
+  };
   EXPECT_NEAR(share(shown.eq(499)), 0.8, 0.03);
   EXPECT_NEAR(share(shown.eq(targets)), 0.1, 0.03);
   EXPECT_NEAR(share(shown.ne(499).logical_and(shown.ne(targets))), 0.1, 0.03);
@@ -155,7 +169,9 @@ TEST_F(TokensTest, MasksDependOnSeedAndNumberAlone) {
   EXPECT_TRUE(torch::equal(together.inputs[0][1], alone.inputs[0][0]));
   EXPECT_TRUE(torch::equal(together.targets[1][1], alone.targets[1][0]));
   EXPECT_FALSE(torch::equal(together.targets[1][0], together.targets[1][1]));
-  EXPECT_FALSE(torch::equal(together.targets[1], make_synthetic_tokens(10, 20, 500, 7, Masking{3, 499, 4})->load({2, 5, 9}).targets[1]));
+  EXPECT_FALSE(torch::equal(
+      together.targets[1],
+      make_synthetic_tokens(10, 20, 500, 7, Masking{3, 499, 4})->load({2, 5, 9}).targets[1]));
   EXPECT_EQ(data->count_items({2, 5}), 6);
 }
 
@@ -165,8 +181,9 @@ TEST_F(TokensTest, CropsCanBeMasked) {
   const auto data = make_random_crops(tokens, 10, 257, 50, 3, masking);
   const MicroBatch batch = data->load({0, 49});
   EXPECT_TRUE(batch.targets[0].eq('a').all().item<bool>());
-  EXPECT_TRUE(data->draws_anew());
-  EXPECT_FALSE(torch::equal(batch.targets[1], data->load({50, 99}).targets[1])) << "the next epoch has masks of its own";
+  EXPECT_TRUE(data->resamples_each_epoch());
+  EXPECT_FALSE(torch::equal(batch.targets[1], data->load({50, 99}).targets[1]))
+      << "the next epoch has masks of its own";
   EXPECT_EQ(make_crops_in_order(tokens, 10, 257, masking)->load({3}).num_items, 2);
 }
 

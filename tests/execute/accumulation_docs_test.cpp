@@ -4,6 +4,8 @@
 #include <sstream>
 #include <string>
 
+#include "support/build_paths.h"
+
 namespace headroom {
 namespace {
 
@@ -24,10 +26,12 @@ TEST(AccumulationDocs, ShowCodeThatIsCompiledAndRun) {
   const std::string example = read_lines("examples/accumulation.cpp");
   const std::string fence = "```cpp\n";
   int num_blocks = 0;
-  for (std::size_t start = page.find(fence); start != std::string::npos; start = page.find(fence, start)) {
+  for (std::size_t start = page.find(fence); start != std::string::npos;
+       start = page.find(fence, start)) {
     start += fence.size();
     const std::string block = page.substr(start, page.find("```", start) - start);
-    EXPECT_NE(example.find(block), std::string::npos) << "not in examples/accumulation.cpp:\n" << block;
+    EXPECT_NE(example.find(block), std::string::npos) << "not in examples/accumulation.cpp:\n"
+                                                      << block;
     ++num_blocks;
   }
   EXPECT_GT(num_blocks, 0);

@@ -20,7 +20,8 @@ using testing::SmallGpt;
 
 constexpr std::int64_t kPadding = -100;
 
-/// A token classifier in double, a batch with sequences of very different lengths, and what one large batch gives.
+/// A token classifier in double, a batch with sequences of very different lengths, and what one
+/// large batch gives.
 class AccumulationPitfall : public ::testing::Test {
  protected:
   AccumulationPitfall() {
@@ -34,7 +35,8 @@ class AccumulationPitfall : public ::testing::Test {
 
   at::Tensor loss(std::int64_t first, std::int64_t last) {
     const at::Tensor logits = model_->forward(tokens_.slice(0, first, last));
-    return torch::nn::functional::cross_entropy(logits.flatten(0, 1), targets_.slice(0, first, last).flatten());
+    return torch::nn::functional::cross_entropy(logits.flatten(0, 1),
+                                                targets_.slice(0, first, last).flatten());
   }
   std::int64_t items(std::int64_t first, std::int64_t last) const {
     return targets_.slice(0, first, last).ne(kPadding).sum().item<std::int64_t>();
@@ -51,18 +53,22 @@ class AccumulationPitfall : public ::testing::Test {
   }
   std::vector<at::Tensor> weights() const {
     std::vector<at::Tensor> copies;
-    for (const at::Tensor& parameter : model_->parameters()) copies.push_back(parameter.detach().clone());
+    for (const at::Tensor& parameter : model_->parameters())
+      copies.push_back(parameter.detach().clone());
     return copies;
   }
   /// With plain SGD of rate 1 an update subtracts the gradient.
-  void expect_applied(const std::vector<at::Tensor>& before, const std::vector<at::Tensor>& gradients, double factor = 1) {
+  void expect_applied(const std::vector<at::Tensor>& before,
+                      const std::vector<at::Tensor>& gradients, double factor = 1) {
     const std::vector<at::Tensor> after = weights();
     for (std::size_t i = 0; i < after.size(); ++i) {
-      EXPECT_LT((before[i] - gradients[i] * factor - after[i]).abs().max().item<double>(), 1e-13) << "parameter " << i;
+      EXPECT_LT((before[i] - gradients[i] * factor - after[i]).abs().max().item<double>(), 1e-13)
+          << "parameter " << i;
     }
   }
 
-  torch::nn::Sequential model_{torch::nn::Embedding(11, 6), torch::nn::Linear(6, 9), torch::nn::Tanh(), torch::nn::Linear(9, 11)};
+  torch::nn::Sequential model_{torch::nn::Embedding(11, 6), torch::nn::Linear(6, 9),
+                               torch::nn::Tanh(), torch::nn::Linear(9, 11)};
   at::Tensor tokens_, targets_;  // (8, 12)
   torch::optim::SGD optimizer_{model_->parameters(), torch::optim::SGDOptions(1.0)};
 };
@@ -75,7 +81,8 @@ TEST_F(AccumulationPitfall, MeanOfMeans) {
   expect_applied(before, gradients);
 }
 
-/// Bytes at the peak of one window of `steps` micro-batches. `num_windows` are run before, so that the optimizer's state is there.
+/// Bytes at the peak of one window of `steps` micro-batches. `num_windows` are run before, so that
+/// the optimizer's state is there.
 std::int64_t peak_of_window(std::int64_t steps) {
   torch::manual_seed(1);
   SmallGpt model(50, 32, 2, 0.0);
@@ -84,7 +91,8 @@ std::int64_t peak_of_window(std::int64_t steps) {
   const at::Tensor tokens = torch::randint(50, {2, 16});
   for (int window = 0; window < 2; ++window) {
     if (window == 1) MemoryMeter::instance().reset_peak();
-    for (std::int64_t i = 0; i < steps; ++i) accumulator.backward(model->loss(tokens, tokens), tokens.numel());
+    for (std::int64_t i = 0; i < steps; ++i)
+      accumulator.backward(model->loss(tokens, tokens), tokens.numel());
   }
   EXPECT_EQ(accumulator.num_updates(), 2);
   return MemoryMeter::instance().peak_bytes() - MemoryMeter::instance().live_bytes();
@@ -127,7 +135,8 @@ TEST_F(AccumulationPitfall, LastPartialWindowLeaksIntoTheNextEpoch) {
   accumulator.start_epoch(1);
   const auto gradients = large_batch_gradients(0, 6);
   const auto before = weights();
-  for (std::int64_t i = 0; i < 6; i += 2) EXPECT_EQ(accumulator.backward(loss(i, i + 2), items(i, i + 2)), i == 4);
+  for (std::int64_t i = 0; i < 6; i += 2)
+    EXPECT_EQ(accumulator.backward(loss(i, i + 2), items(i, i + 2)), i == 4);
   expect_applied(before, gradients);
 }
 
@@ -181,7 +190,8 @@ TEST_F(AccumulationPitfall, ScaledLossUnscaledPerMicroBatchOrAfterClipping) {
     ++num_unscales;
   };
   GradientAccumulator accumulator(optimizer_, 4, options);
-  for (std::int64_t i = 0; i < 8; i += 2) accumulator.backward(loss(i, i + 2) * kScale, items(i, i + 2));
+  for (std::int64_t i = 0; i < 8; i += 2)
+    accumulator.backward(loss(i, i + 2) * kScale, items(i, i + 2));
   EXPECT_EQ(num_unscales, 1);
   EXPECT_NEAR(accumulator.last_window().grad_norm, full_norm, 1e-13);
   EXPECT_NEAR(accumulator.last_window().loss, expected_loss, 1e-13);
@@ -202,7 +212,8 @@ TEST_F(AccumulationPitfall, GradScalerUnscaledOrUpdatedPerMicroBatch) {
   const auto window = [&](double factor) {
     bool updated = false;
     for (std::int64_t i = 0; i < 8; i += 2)
-      updated = accumulator.backward(scaler.scale(loss(i, i + 2)) * (i == 4 ? factor : 1), items(i, i + 2));
+      updated = accumulator.backward(scaler.scale(loss(i, i + 2)) * (i == 4 ? factor : 1),
+                                     items(i, i + 2));
     scaler.update();
     return updated;
   };
@@ -308,7 +319,8 @@ TEST_F(AccumulationPitfall, OutOfMemoryLosesTheWindowOrItsBytes) {
   EXPECT_EQ(meter.live_bytes(), live_bytes);
   EXPECT_TRUE(big->weight.equal(before));
 
-  const at::Tensor expected = before - 0.1 * torch::autograd::grad({micro_batch()}, {big->weight})[0];
+  const at::Tensor expected =
+      before - 0.1 * torch::autograd::grad({micro_batch()}, {big->weight})[0];
   accumulator.backward(micro_batch(), 64);
   EXPECT_TRUE(accumulator.backward(micro_batch(), 64));
   EXPECT_TRUE(torch::allclose(big->weight, expected, 1e-6, 1e-7));
@@ -319,7 +331,8 @@ TEST_F(AccumulationPitfall, OptimizerInBackwardIsSilentlyWrong) {
   torch::optim::SGD in_backward({w}, torch::optim::SGDOptions(0.1));
   const auto node = torch::autograd::impl::grad_accumulator(w);
   struct StepAndFree : torch::autograd::FunctionPostHook {
-    StepAndFree(at::Tensor parameter, torch::optim::Optimizer& optimizer) : parameter_(std::move(parameter)), optimizer_(optimizer) {}
+    StepAndFree(at::Tensor parameter, torch::optim::Optimizer& optimizer)
+        : parameter_(std::move(parameter)), optimizer_(optimizer) {}
     torch::autograd::variable_list operator()(const torch::autograd::variable_list& outputs,
                                               const torch::autograd::variable_list&) override {
       optimizer_.step();
@@ -337,7 +350,8 @@ TEST_F(AccumulationPitfall, OptimizerInBackwardIsSilentlyWrong) {
     accumulator.backward(w.sum(), 1);
     FAIL() << "accepted";
   } catch (const Error& error) {
-    EXPECT_NE(std::string(error.what()).find("steps in backward"), std::string::npos) << error.what();
+    EXPECT_NE(std::string(error.what()).find("steps in backward"), std::string::npos)
+        << error.what();
   }
 }
 
@@ -357,7 +371,8 @@ class SignDescent : public torch::optim::Optimizer {
     const torch::NoGradGuard no_grad;
     for (auto& group : param_groups_) {
       for (at::Tensor& parameter : group.params()) {
-        if (parameter.grad().defined()) parameter.sub_(parameter.grad().sign(), group.options().get_lr());
+        if (parameter.grad().defined())
+          parameter.sub_(parameter.grad().sign(), group.options().get_lr());
       }
     }
     return {};

@@ -1,11 +1,12 @@
-// Accumulation equals the large batch: hundreds of random models, batches, splits, paddings, losses and optimizers.
+// Accumulation equals the large batch: hundreds of random models, batches, splits, paddings, losses
+// and optimizers.
 
 #include <headroom/execute/accumulator.h>
 
 #include <algorithm>
-#include <memory>
 #include <random>
 #include <sstream>
+#include "memory"
 
 namespace headroom {
 namespace {
@@ -29,14 +30,17 @@ struct Case {
     padding = std::uniform_real_distribution<>(0, 1)(random);
   }
 
-  std::int64_t number(std::int64_t low, std::int64_t high) { return std::uniform_int_distribution<std::int64_t>(low, high)(random); }
+  std::int64_t number(std::int64_t low, std::int64_t high) {
+    return std::uniform_int_distribution<std::int64_t>(low, high)(random);
+  }
   bool chance(double probability) { return std::bernoulli_distribution(probability)(random); }
 
   std::string describe() const {
     std::ostringstream text;
-    text << type << " width " << width << " depth " << depth << " norm " << layer_norm << " tied " << tied << " length " << length
-         << " summed " << summed << " max_norm " << max_norm << " optimizer " << optimizer << " steps " << steps << " windows "
-         << num_windows << " padding " << padding;
+    text << type << " width " << width << " depth " << depth << " norm " << layer_norm << " tied "
+         << tied << " length " << length << " summed " << summed << " max_norm " << max_norm
+         << " optimizer " << optimizer << " steps " << steps << " windows " << num_windows
+         << " padding " << padding;
     return text.str();
   }
 
@@ -50,9 +54,11 @@ struct Case {
 /// A small language model: embedding, layers, head (perhaps the embedding's own weight).
 class ModelImpl : public torch::nn::Module {
  public:
-  explicit ModelImpl(const Case& c) : embedding_(register_module("embedding", torch::nn::Embedding(kNumTokens, c.width))) {
+  explicit ModelImpl(const Case& c)
+      : embedding_(register_module("embedding", torch::nn::Embedding(kNumTokens, c.width))) {
     for (std::int64_t i = 0; i < c.depth; ++i) {
-      if (c.layer_norm) layers_->push_back(torch::nn::LayerNorm(torch::nn::LayerNormOptions({c.width})));
+      if (c.layer_norm)
+        layers_->push_back(torch::nn::LayerNorm(torch::nn::LayerNormOptions({c.width})));
       layers_->push_back(torch::nn::Linear(c.width, c.width));
       layers_->push_back(torch::nn::Tanh());
     }
@@ -77,18 +83,23 @@ class ModelImpl : public torch::nn::Module {
 };
 TORCH_MODULE(Model);
 
-std::unique_ptr<torch::optim::Optimizer> make_optimizer(std::int64_t kind, const std::vector<at::Tensor>& parameters) {
+std::unique_ptr<torch::optim::Optimizer> make_optimizer(std::int64_t kind,
+                                                        const std::vector<at::Tensor>& parameters) {
   switch (kind) {
     case 0:
-      return std::make_unique<torch::optim::SGD>(parameters, torch::optim::SGDOptions(0.1).momentum(0.9).weight_decay(0.01));
+      return std::make_unique<torch::optim::SGD>(
+          parameters, torch::optim::SGDOptions(0.1).momentum(0.9).weight_decay(0.01));
     case 1:
       return std::make_unique<torch::optim::Adam>(parameters, torch::optim::AdamOptions(1e-3));
     case 2:
-      return std::make_unique<torch::optim::AdamW>(parameters, torch::optim::AdamWOptions(1e-3).weight_decay(0.1));
+      return std::make_unique<torch::optim::AdamW>(
+          parameters, torch::optim::AdamWOptions(1e-3).weight_decay(0.1));
     case 3:
-      return std::make_unique<torch::optim::RMSprop>(parameters, torch::optim::RMSpropOptions(1e-3));
+      return std::make_unique<torch::optim::RMSprop>(parameters,
+                                                     torch::optim::RMSpropOptions(1e-3));
     default:
-      return std::make_unique<torch::optim::Adagrad>(parameters, torch::optim::AdagradOptions(1e-2));
+      return std::make_unique<torch::optim::Adagrad>(parameters,
+                                                     torch::optim::AdagradOptions(1e-2));
   }
 }
 
@@ -104,12 +115,13 @@ struct Expected {
 };
 
 /// One update with the whole batch at once, by LibTorch alone.
-Expected update_at_once(Model& model, torch::optim::Optimizer& optimizer, const at::Tensor& tokens, const at::Tensor& targets,
-                        double max_norm) {
+Expected update_at_once(Model& model, torch::optim::Optimizer& optimizer, const at::Tensor& tokens,
+                        const at::Tensor& targets, double max_norm) {
   for (at::Tensor& parameter : model->parameters()) parameter.mutable_grad() = at::Tensor();
   const at::Tensor loss = model->loss(tokens, targets, /*summed=*/false);
   loss.backward();
-  const double grad_norm = torch::nn::utils::clip_grad_norm_(model->parameters(), max_norm > 0 ? max_norm : 1e30);
+  const double grad_norm =
+      torch::nn::utils::clip_grad_norm_(model->parameters(), max_norm > 0 ? max_norm : 1e30);
   optimizer.step();
   return {loss.item<double>(), grad_norm};
 }
@@ -143,7 +155,8 @@ double run(Case& c) {
 
   for (std::int64_t window = 0; window < c.num_windows; ++window) {
     const bool partial = window + 1 == c.num_windows && c.steps > 1;
-    const std::vector<std::int64_t> sizes = random_sizes(c, partial ? c.number(1, c.steps - 1) : c.steps);
+    const std::vector<std::int64_t> sizes =
+        random_sizes(c, partial ? c.number(1, c.steps - 1) : c.steps);
     std::int64_t num_samples = 0;
     for (const std::int64_t size : sizes) num_samples += size;
     const at::Tensor tokens = torch::randint(kNumTokens, {num_samples, c.length});
@@ -154,15 +167,16 @@ double run(Case& c) {
     }
     const std::int64_t num_items = targets.ne(kPadding).sum().item<std::int64_t>();
     Expected expected{};
-    if (num_items > 0) expected = update_at_once(reference, *reference_optimizer, tokens, targets, c.max_norm);
+    if (num_items > 0)
+      expected = update_at_once(reference, *reference_optimizer, tokens, targets, c.max_norm);
 
     bool updated = false;
     std::int64_t start = 0;
     for (const std::int64_t size : sizes) {
       const at::Tensor target = targets.narrow(0, start, size);
       EXPECT_FALSE(updated);
-      updated =
-          accumulator.backward(ours->loss(tokens.narrow(0, start, size), target, c.summed), target.ne(kPadding).sum().item<std::int64_t>());
+      updated = accumulator.backward(ours->loss(tokens.narrow(0, start, size), target, c.summed),
+                                     target.ne(kPadding).sum().item<std::int64_t>());
       start += size;
     }
     if (partial) updated = accumulator.flush();
@@ -170,9 +184,11 @@ double run(Case& c) {
     EXPECT_EQ(accumulator.last_window().items, num_items);
     EXPECT_EQ(accumulator.num_pending(), 0);
     if (num_items > 0) {
-      const double tolerance = c.type == torch::kDouble ? 1e-12 : 1e-4;  // of single sums, not of all weights together
+      const double tolerance =
+          c.type == torch::kDouble ? 1e-12 : 1e-4;  // of single sums, not of all weights together
       EXPECT_NEAR(accumulator.last_window().loss, expected.loss, tolerance * expected.loss);
-      EXPECT_NEAR(accumulator.last_window().grad_norm, expected.grad_norm, tolerance * expected.grad_norm);
+      EXPECT_NEAR(accumulator.last_window().grad_norm, expected.grad_norm,
+                  tolerance * expected.grad_norm);
     }
   }
   EXPECT_EQ(accumulator.num_skipped_updates(), 0);
@@ -185,11 +201,13 @@ TEST(AccumulationProperty, EqualsTheLargeBatchInHundredsOfRandomCases) {
     torch::manual_seed(seed);
     Case c(seed);
     const double difference = run(c);
-    EXPECT_LE(difference, c.type == torch::kDouble ? 1e-12 : 1e-5) << "seed " << seed << ": " << c.describe();
+    EXPECT_LE(difference, c.type == torch::kDouble ? 1e-12 : 1e-5)
+        << "seed " << seed << ": " << c.describe();
     double& worst = c.type == torch::kDouble ? worst_double : worst_float;
     worst = std::max(worst, difference);
   }
-  std::printf("largest relative difference: %.2e in double, %.2e in float\n", worst_double, worst_float);
+  std::printf("largest relative difference: %.2e in double, %.2e in float\n", worst_double,
+              worst_float);
 }
 
 }  // namespace

@@ -11,9 +11,12 @@ namespace {
 const double kNan = std::numeric_limits<double>::quiet_NaN();
 const double kInfinity = std::numeric_limits<double>::infinity();
 
-at::Tensor scalar_parameter(double value) { return torch::full({}, value, torch::TensorOptions(torch::kDouble).requires_grad(true)); }
+at::Tensor scalar_parameter(double value) {
+  return torch::full({}, value, torch::TensorOptions(torch::kDouble).requires_grad(true));
+}
 
-/// One weight w = 0 and plain SGD with learning rate 1: after an update, w is minus the gradient that was applied.
+/// One weight w = 0 and plain SGD with learning rate 1: after an update, w is minus the gradient
+/// that was applied.
 struct OneWeight {
   at::Tensor w = scalar_parameter(0);
   torch::optim::SGD optimizer{std::vector<at::Tensor>{w}, torch::optim::SGDOptions(1.0)};
@@ -100,7 +103,8 @@ TEST(GradientAccumulator, FollowsAScheduleByEpoch) {
   for (std::size_t epoch = 0; epoch < expected.size(); ++epoch) {
     accumulator.start_epoch(static_cast<std::int64_t>(epoch));
     EXPECT_EQ(accumulator.steps(), expected[epoch]);
-    for (std::int64_t i = 1; i <= expected[epoch]; ++i) EXPECT_EQ(accumulator.backward(model.loss(1), 1), i == expected[epoch]);
+    for (std::int64_t i = 1; i <= expected[epoch]; ++i)
+      EXPECT_EQ(accumulator.backward(model.loss(1), 1), i == expected[epoch]);
   }
   EXPECT_THROW(accumulator.start_epoch(-1), ConfigError);
 }
@@ -169,8 +173,11 @@ TEST(GradientAccumulator, MakesANonFiniteUpdateAnErrorOnRequest) {
 }
 
 struct Failing : torch::autograd::Function<Failing> {
-  static at::Tensor forward(torch::autograd::AutogradContext*, const at::Tensor& x) { return x.clone(); }
-  static torch::autograd::variable_list backward(torch::autograd::AutogradContext*, torch::autograd::variable_list) {
+  static at::Tensor forward(torch::autograd::AutogradContext*, const at::Tensor& x) {
+    return x.clone();
+  }
+  static torch::autograd::variable_list backward(torch::autograd::AutogradContext*,
+                                                 torch::autograd::variable_list) {
     throw std::runtime_error("out of everything");
   }
 };

@@ -1,12 +1,13 @@
-// The ops of this project under autocast: products in bf16, everything else in fp32, and parameter gradients in fp32.
+// The ops of this project under autocast: products in bf16, everything else in fp32, and parameter
+// gradients in fp32.
 #include <headroom/execute/autocast.h>
 #include <headroom/ops/attention.h>
 #include <headroom/ops/cross_entropy.h>
-#include <headroom/ops/dropout.h>
-#include <headroom/ops/embedding.h>
-#include <headroom/ops/layer_norm.h>
-#include <headroom/ops/linear.h>
 #include <headroom/ops/transformer.h>
+#include "ops/dropout.h"
+#include "ops/embedding.h"
+#include "ops/layer_norm.h"
+#include "ops/linear.h"
 
 #include <gtest/gtest.h>
 #include <torch/torch.h>
@@ -30,31 +31,47 @@ std::vector<OpCase> cases() {
   torch::manual_seed(3);
   std::vector<OpCase> all;
   const auto norm_weight = parameter({kChannels}), norm_bias = parameter({kChannels});
-  all.push_back({"layer_norm", {norm_weight, norm_bias}, [=](const at::Tensor& x) { return layer_norm(x, norm_weight, norm_bias); }});
-  const auto weight = parameter({3 * kChannels, kChannels}), bias = parameter({3 * kChannels});
-  all.push_back({"linear", {weight, bias}, [=](const at::Tensor& x) { return linear(x.flatten(0, 1), weight, bias); }});
-  all.push_back({"attention", {weight, bias}, [=](const at::Tensor& x) {
-                   AttentionOptions options;
-                   options.causal = true;
-                   return attention(linear(x.flatten(0, 1), weight, bias).view({kSamples, kLength, 3 * kChannels}), 4, options);
+  all.push_back({"layer_norm", {norm_weight, norm_bias}, [=](const at::Tensor& x) {
+                   return layer_norm(x, norm_weight, norm_bias);
                  }});
+  const auto weight = parameter({3 * kChannels, kChannels}), bias = parameter({3 * kChannels});
+  all.push_back({"linear", {weight, bias}, [=](const at::Tensor& x) {
+                   return linear(x.flatten(0, 1), weight, bias);
+                 }});
+  all.push_back(
+      {"attention", {weight, bias}, [=](const at::Tensor& x) {
+         AttentionOptions options;
+         options.causal = true;
+         return attention(
+             linear(x.flatten(0, 1), weight, bias).view({kSamples, kLength, 3 * kChannels}), 4,
+             options);
+       }});
   const auto words = parameter({50, kChannels});
   const at::Tensor targets = torch::randint(50, {kSamples, kLength});
-  all.push_back({"cross_entropy", {words}, [=](const at::Tensor& x) { return linear_cross_entropy(x, words, targets); }});
-  const AttentionWeights attend{norm_weight, norm_bias, weight, bias, parameter({kChannels, kChannels}), parameter({kChannels})};
+  all.push_back({"cross_entropy", {words}, [=](const at::Tensor& x) {
+                   return linear_cross_entropy(x, words, targets);
+                 }});
+  const AttentionWeights attend{
+      norm_weight,           norm_bias, weight, bias, parameter({kChannels, kChannels}),
+      parameter({kChannels})};
   const MlpWeights wide{norm_weight,
                         norm_bias,
                         parameter({4 * kChannels, kChannels}),
                         parameter({4 * kChannels}),
                         parameter({kChannels, 4 * kChannels}),
                         parameter({kChannels})};
-  all.push_back({"block", {weight, bias, attend.proj_weight, wide.hidden_weight, wide.out_weight, wide.out_bias}, [=](const at::Tensor& x) {
-                   BlockOptions options;
-                   options.num_heads = 4;
-                   options.attention.causal = true;
-                   return transformer_block(x, attend, wide, options);
+  all.push_back(
+      {"block",
+       {weight, bias, attend.proj_weight, wide.hidden_weight, wide.out_weight, wide.out_bias},
+       [=](const at::Tensor& x) {
+         BlockOptions options;
+         options.num_heads = 4;
+         options.attention.causal = true;
+         return transformer_block(x, attend, wide, options);
+       }});
+  all.push_back({"mlp", {wide.hidden_weight, wide.out_weight}, [=](const at::Tensor& x) {
+                   return mlp(x, wide);
                  }});
-  all.push_back({"mlp", {wide.hidden_weight, wide.out_weight}, [=](const at::Tensor& x) { return mlp(x, wide); }});
   return all;
 }
 
@@ -75,16 +92,20 @@ Outcome run(const OpCase& each, const at::Tensor& values, at::ScalarType type, b
   inputs.insert(inputs.begin(), x);
   outcome.gradients = torch::autograd::grad({outcome.value.square().sum()}, inputs);
   EXPECT_EQ(outcome.gradients[0].scalar_type(), type);
-  for (std::size_t i = 1; i < inputs.size(); ++i) EXPECT_EQ(outcome.gradients[i].scalar_type(), at::kFloat) << "parameter " << i - 1;
+  for (std::size_t i = 1; i < inputs.size(); ++i)
+    EXPECT_EQ(outcome.gradients[i].scalar_type(), at::kFloat) << "parameter " << i - 1;
   return outcome;
 }
 
-double relative_error(const at::Tensor& a, const at::Tensor& b) { return ((a.to(at::kFloat) - b).norm() / b.norm()).item<double>(); }
+double relative_error(const at::Tensor& a, const at::Tensor& b) {
+  return ((a.to(at::kFloat) - b).norm() / b.norm()).item<double>();
+}
 
 TEST(OpsUnderAutocast, TakeFloatsAndHalvesAndStayClose) {
   for (const OpCase& each : cases()) {
     torch::manual_seed(4);
-    const at::Tensor values = torch::randn({kSamples, kLength, kChannels}).to(at::kBFloat16).to(at::kFloat);
+    const at::Tensor values =
+        torch::randn({kSamples, kLength, kChannels}).to(at::kBFloat16).to(at::kFloat);
     const Outcome exact = run(each, values, at::kFloat, false);
     for (const at::ScalarType type : {at::kFloat, at::kBFloat16}) {
       SCOPED_TRACE(each.name + " of " + c10::toString(type));
@@ -105,7 +126,9 @@ TEST(OpsUnderAutocast, ProductsAreInBf16AndTheRestInFp32) {
     const bool is_product = each.name == "linear" || each.name == "mlp";
     EXPECT_EQ(each.op(x).scalar_type(), is_product ? at::kBFloat16 : at::kFloat) << each.name;
   }
-  EXPECT_EQ(token_position_embedding(torch::zeros({1, 3}, torch::kLong), torch::ones({4, 8}), torch::ones({3, 8})).scalar_type(),
+  EXPECT_EQ(token_position_embedding(torch::zeros({1, 3}, torch::kLong), torch::ones({4, 8}),
+                                     torch::ones({3, 8}))
+                .scalar_type(),
             at::kFloat);
   EXPECT_EQ(dropout(x, 0.5).scalar_type(), at::kFloat);
 }

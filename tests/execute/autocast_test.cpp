@@ -1,4 +1,4 @@
-#include "headroom/execute/autocast.h"
+#include <headroom/execute/autocast.h>
 
 #include <ATen/autocast_mode.h>
 #include <gtest/gtest.h>
@@ -6,10 +6,10 @@
 
 #include <stdexcept>
 
-#include "headroom/core/error.h"
-#include "headroom/core/runtime.h"
-#include "headroom/core/torch_compat.h"
-#include "headroom/memory/meter.h"
+#include <headroom/core/error.h>
+#include <headroom/core/runtime.h>
+#include <headroom/memory/meter.h>
+#include "core/torch_compat.h"
 
 namespace headroom {
 namespace {
@@ -90,8 +90,10 @@ TEST(ChooseHalfPrecision, AsksTheProcessor) {
   const HalfInstructions cpu = half_instructions();
   const bool has_instructions = cpu.avx512_bf16 || cpu.amx_bf16;
   EXPECT_TRUE(has_instructions || !bf16.autocast) << bf16.reason;
-  EXPECT_EQ(bf16.autocast, bf16.reason.find("computing in bf16") != std::string::npos) << bf16.reason;
-  EXPECT_EQ(choose_half_precision(torch::kCPU, torch::kBFloat16).reason, bf16.reason) << "one decision for the whole process";
+  EXPECT_EQ(bf16.autocast, bf16.reason.find("computing in bf16") != std::string::npos)
+      << bf16.reason;
+  EXPECT_EQ(choose_half_precision(torch::kCPU, torch::kBFloat16).reason, bf16.reason)
+      << "one decision for the whole process";
   EXPECT_FALSE(choose_half_precision(torch::kCPU, torch::kHalf).autocast);
   EXPECT_TRUE(choose_half_precision(torch::Device("cuda:0"), torch::kHalf).autocast);
   EXPECT_NE(bf16.reason.find("bf16"), std::string::npos);

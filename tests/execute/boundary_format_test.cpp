@@ -1,16 +1,17 @@
-// Plans that hold boundaries in other formats: on disk nothing changes, in half precision only what the rounding changes.
-#include <headroom/execute/boundary_format.h>
+// Plans that hold boundaries in other formats: on disk nothing changes, in half precision only what
+// the rounding changes.
+#include "execute/boundary_format.h"
 #include <headroom/execute/executor.h>
 
 #include <headroom/core/error.h>
 #include <headroom/core/random.h>
 #include <headroom/data/dataset.h>
-#include <headroom/execute/profile.h>
 #include <headroom/memory/meter.h>
 #include <headroom/model/zoo.h>
 #include <headroom/plan/chain_solver.h>
 #include <headroom/plan/policies.h>
-#include <headroom/plan/simulate.h>
+#include "execute/profile.h"
+#include "plan/simulate.h"
 
 #include "support/zoo_data.h"
 
@@ -34,14 +35,18 @@ struct ModelCase {
   const char* config;
 };
 
-const ModelCase kModels[] = {{"mlp", "hidden=64,layers=6"},
-                             {"nin", "width=4,rows=14,columns=14"},
-                             {"resnet", "blocks=8,width=4,rows=10,columns=10"},
-                             {"gpt", "n_layer=5,n_head=2,n_embd=32,block_size=32,vocab_size=50,dropout=0.1"}};
+const ModelCase kModels[] = {
+    {"mlp", "hidden=64,layers=6"},
+    {"nin", "width=4,rows=14,columns=14"},
+    {"resnet", "blocks=8,width=4,rows=10,columns=10"},
+    {"gpt", "n_layer=5,n_head=2,n_embd=32,block_size=32,vocab_size=50,dropout=0.1"}};
 
 class Folder {
  public:
-  Folder() : path_(fs::temp_directory_path() / ("headroom_spill_test" + std::to_string(::getpid()))) { fs::create_directories(path_); }
+  Folder()
+      : path_(fs::temp_directory_path() / ("headroom_spill_test" + std::to_string(::getpid()))) {
+    fs::create_directories(path_);
+  }
   ~Folder() {
     std::error_code ignored;
     fs::remove_all(path_, ignored);
@@ -53,11 +58,16 @@ class Folder {
   fs::path path_;
 };
 
-MicroBatch batch_for(const ModelInput& input) { return testing::synthetic_data(input, 8, 3)->load({0, 1, 2, 3}); }
+MicroBatch batch_for(const ModelInput& input) {
+  return testing::synthetic_data(input, 8, 3)->load({0, 1, 2, 3});
+}
 
 BoundaryFormat free_of_charge(KeepAs format) {
   const bool on_disk = format == KeepAs::kDisk;
-  return {on_disk ? "disk" : format == KeepAs::kFp16 ? "fp16" : "bf16", on_disk ? 0.0 : 0.5, 0.0, 0.0};
+  return {on_disk                   ? "disk"
+          : format == KeepAs::kFp16 ? "fp16"
+                                    : "bf16",
+          on_disk ? 0.0 : 0.5, 0.0, 0.0};
 }
 
 struct Outcome {
@@ -81,7 +91,9 @@ std::vector<Operation> in_format(std::vector<Operation> operations, std::size_t 
   for (Operation& operation : operations) {
     const auto stage = static_cast<std::size_t>(operation.stage);
     if (operation.kind == OperationKind::kBackward) is_kept[stage] = false;
-    if (operation.kind != OperationKind::kForwardStore && operation.kind != OperationKind::kForwardKeep) continue;
+    if (operation.kind != OperationKind::kForwardStore &&
+        operation.kind != OperationKind::kForwardKeep)
+      continue;
     operation.format = is_kept[stage - 1] ? 0 : 1;
     if (operation.kind == OperationKind::kForwardKeep) is_kept[stage] = true;
   }
@@ -106,25 +118,31 @@ Outcome run_model(const ModelCase& which, const RunOptions& run) {
     const Plan policy = plan_of_policy(costs, parse_policy(run.policy));
     outcome.plan = plan_from_operations(costs, in_format(policy.operations, model.chain.size()));
     options.boundary_formats = {*run.format};
-    for (const StageCosts& stage : costs.stages) largest_boundary_bytes = std::max(largest_boundary_bytes, stage.output_bytes);
+    for (const StageCosts& stage : costs.stages)
+      largest_boundary_bytes = std::max(largest_boundary_bytes, stage.output_bytes);
     for (const Operation& operation : outcome.plan.operations) {
       outcome.num_stores += operation.format;
     }
   }
-  for (at::Tensor& parameter : model.chain.parameters()) parameter.mutable_grad() = torch::zeros_like(parameter);
+  for (at::Tensor& parameter : model.chain.parameters())
+    parameter.mutable_grad() = torch::zeros_like(parameter);
   MemoryMeter& meter = MemoryMeter::instance();
   const std::int64_t before = meter.live_bytes();
   meter.reset_peak();
   if (run.format) {
     options.on_operation = [&](std::size_t i) {
-      constexpr std::int64_t kScalarBytes = 64;  // the number that the loss is scaled by is no part of a plan
+      constexpr std::int64_t kScalarBytes =
+          64;  // the number that the loss is scaled by is no part of a plan
       const std::int64_t live = meter.live_bytes() - before;
       const std::int64_t planned = outcome.plan.curve[i].live_bytes;
       const char* operation = operation_name(outcome.plan.operations[i].kind);
-      EXPECT_LE(live, planned + kScalarBytes) << which.name << " after operation " << i << " (" << operation << ")";
-      // In half precision small inputs are kept as they are, and counted; those of a stored boundary need not be.
+      EXPECT_LE(live, planned + kScalarBytes)
+          << which.name << " after operation " << i << " (" << operation << ")";
+      // In half precision small inputs are kept as they are, and counted; those of a stored
+      // boundary need not be.
       if (!run.half) {
-        EXPECT_GE(live, planned - kScalarBytes) << which.name << " after operation " << i << " (" << operation << ")";
+        EXPECT_GE(live, planned - kScalarBytes)
+            << which.name << " after operation " << i << " (" << operation << ")";
       }
     };
   }
@@ -132,26 +150,32 @@ Outcome run_model(const ModelCase& which, const RunOptions& run) {
   outcome.loss = executor.accumulate(micro, outcome.plan.operations, 0.25).loss_sum;
   if (run.format) {
     EXPECT_LE(meter.peak_bytes() - before, outcome.plan.peak_bytes) << which.name;
-    // Plans assume that every backward reads its input again; a stage that does not need it there spares that.
+    // Plans assume that every backward reads its input again; a stage that does not need it there
+    // spares that.
     if (!run.half) {
-      EXPECT_GE(meter.peak_bytes() - before, outcome.plan.peak_bytes - largest_boundary_bytes) << which.name;
+      EXPECT_GE(meter.peak_bytes() - before, outcome.plan.peak_bytes - largest_boundary_bytes)
+          << which.name;
     }
   }
   EXPECT_EQ(meter.live_bytes(), before) << "a leak";
-  for (const at::Tensor& parameter : model.chain.parameters()) outcome.tensors.push_back(parameter.grad().clone());
-  for (const auto& [name, buffer] : model.chain.named_buffers()) outcome.tensors.push_back(buffer.clone());
+  for (const at::Tensor& parameter : model.chain.parameters())
+    outcome.tensors.push_back(parameter.grad().clone());
+  for (const auto& [name, buffer] : model.chain.named_buffers())
+    outcome.tensors.push_back(buffer.clone());
   return outcome;
 }
 
 void expect_identical(const Outcome& a, const Outcome& b) {
   EXPECT_EQ(a.loss, b.loss);
   ASSERT_EQ(a.tensors.size(), b.tensors.size());
-  for (std::size_t i = 0; i < a.tensors.size(); ++i) EXPECT_TRUE(torch::equal(a.tensors[i], b.tensors[i])) << "tensor " << i;
+  for (std::size_t i = 0; i < a.tensors.size(); ++i)
+    EXPECT_TRUE(torch::equal(a.tensors[i], b.tensors[i])) << "tensor " << i;
 }
 
 TEST(SpilledBoundary, GivesTheSameBitsWithThePlannedBytes) {
   const Folder folder;
-  for (const std::optional<at::ScalarType> half : {std::optional<at::ScalarType>(), std::optional<at::ScalarType>(at::kBFloat16)}) {
+  for (const std::optional<at::ScalarType> half :
+       {std::optional<at::ScalarType>(), std::optional<at::ScalarType>(at::kBFloat16)}) {
     for (const ModelCase& model : kModels) {
       const Outcome plain = run_model(model, {std::nullopt, half});
       for (const char* policy : {"every", "log"}) {
@@ -190,36 +214,43 @@ TEST(HalfPrecisionRun, HoldsItsBoundariesInHalf) {
     const MicroBatch micro = batch_for(model.input);
     const ChainCosts full = profile_chain(model.chain, micro)->allocated;
     const ChainCosts half = profile_chain(model.chain, micro, at::kBFloat16)->allocated;
-    // A sweep over all stages but the last, each boundary held: what the meter sees is the boundaries alone.
+    // A sweep over all stages but the last, each boundary held: what the meter sees is the
+    // boundaries alone.
     std::vector<Operation> operations;
     const auto last = static_cast<int>(model.chain.size());
     for (int stage = 1; stage < last; ++stage) {
-      operations.push_back({stage == 1 ? OperationKind::kForward : OperationKind::kForwardStore, stage, 0, 0});
+      operations.push_back(
+          {stage == 1 ? OperationKind::kForward : OperationKind::kForwardStore, stage, 0, 0});
     }
     std::int64_t expected = 0;
     for (int stage = 0; stage + 1 < last; ++stage) {
       const auto index = static_cast<std::size_t>(stage);
-      EXPECT_EQ(2 * half.stages[index].output_bytes, full.stages[index].output_bytes) << which.name << " stage " << stage;
+      EXPECT_EQ(2 * half.stages[index].output_bytes, full.stages[index].output_bytes)
+          << which.name << " stage " << stage;
       expected += half.stages[index].output_bytes;
     }
     ExecutorOptions options;
     options.keep_in_half = at::kBFloat16;
     const std::int64_t before = MemoryMeter::instance().live_bytes();
     std::int64_t live = 0;
-    options.on_operation = [&](std::size_t) { live = MemoryMeter::instance().live_bytes() - before; };
+    options.on_operation = [&](std::size_t) {
+      live = MemoryMeter::instance().live_bytes() - before;
+    };
     Executor(model.chain, options).accumulate(micro, operations, 1.0);
     EXPECT_EQ(live, expected) << which.name;
   }
 }
 
-// Boundaries of several tensors: pieces of one storage, a transposed one, integers, and one that is not there.
+// Boundaries of several tensors: pieces of one storage, a transposed one, integers, and one that is
+// not there.
 Chain chain_of_many_tensors() {
   torch::nn::Linear in(12, 12), middle(4, 4), out(12, 3);
   Chain chain;
   chain.add("in", in.ptr(), [in](const auto& x, const MicroBatch& micro) mutable {
     const at::Tensor y = in(x[0]).tanh();                         // (B, 12)
     const std::vector<at::Tensor> parts = y.chunk(3, /*dim=*/1);  // (B, 4) each
-    return std::vector<at::Tensor>{parts[0], parts[1], parts[2], (y * 2).t(), micro.targets[0] + 1, at::Tensor()};
+    return std::vector<at::Tensor>{
+        parts[0], parts[1], parts[2], (y * 2).t(), micro.targets[0] + 1, at::Tensor()};
   });
   const auto forward = [middle](const auto& x, const MicroBatch&) mutable {
     const at::Tensor changed = torch::sigmoid(middle(x[0] * x[1])) * x[2];
@@ -252,9 +283,11 @@ TEST(SpilledBoundary, BringsBackViewsStridesIntegersAndAbsentTensors) {
     }
     Executor(chain, options).accumulate(micro, operations, 1.0);
     gradients.emplace_back();
-    for (const at::Tensor& parameter : chain.parameters()) gradients.back().push_back(parameter.grad());
+    for (const at::Tensor& parameter : chain.parameters())
+      gradients.back().push_back(parameter.grad());
   }
-  for (std::size_t i = 0; i < gradients[0].size(); ++i) EXPECT_TRUE(torch::equal(gradients[0][i], gradients[1][i])) << i;
+  for (std::size_t i = 0; i < gradients[0].size(); ++i)
+    EXPECT_TRUE(torch::equal(gradients[0][i], gradients[1][i])) << i;
 }
 
 // Files of this process may not grow beyond this while the limit lives: a disk that is full.
@@ -302,7 +335,8 @@ TEST(Executor, AFormatThatItWasNotToldOfIsAConfigError) {
   const ZooModel model = make_model("mlp", "hidden=8,layers=2");
   const MicroBatch micro = batch_for(model.input);
   Executor executor(model.chain);
-  const std::vector<Operation> operations = {{OperationKind::kForward, 1, 0, 0}, {OperationKind::kForwardStore, 2, 0, 1}};
+  const std::vector<Operation> operations = {{OperationKind::kForward, 1, 0, 0},
+                                             {OperationKind::kForwardStore, 2, 0, 1}};
   EXPECT_THROW(executor.accumulate(micro, operations, 1.0), ConfigError);
 }
 

@@ -8,16 +8,19 @@
 namespace headroom {
 namespace {
 
-using namespace torch::nn;  // NOLINT(google-build-using-namespace): the test reads as a list of LibTorch models
+using namespace torch::nn;  // NOLINT(google-build-using-namespace): the test reads as a list of
+                            // LibTorch models
 using testing::expect_identical;
 using testing::Outcome;
 using testing::peak_of;
 using testing::run_step;
 using torch::Tensor;
 
-std::vector<std::pair<std::size_t, std::size_t>> bounds(const CheckpointStrategy& strategy, std::size_t num_layers) {
+std::vector<std::pair<std::size_t, std::size_t>> bounds(const CheckpointStrategy& strategy,
+                                                        std::size_t num_layers) {
   std::vector<std::pair<std::size_t, std::size_t>> result;
-  for (const CheckpointSegment& segment : strategy.segments(num_layers)) result.emplace_back(segment.begin, segment.end);
+  for (const CheckpointSegment& segment : strategy.segments(num_layers))
+    result.emplace_back(segment.begin, segment.end);
   return result;
 }
 
@@ -37,7 +40,8 @@ TEST(CheckpointStrategyTest, NonsenseIsRefused) {
   EXPECT_THROW(CheckpointStrategy(0), ConfigError);
   EXPECT_THROW(CheckpointStrategy(-2), ConfigError);
   EXPECT_THROW(CheckpointStrategy::every().segments(0), ConfigError);
-  for (const std::vector<std::int64_t>& cuts : {std::vector<std::int64_t>{0}, {3, 2}, {2, 2}, {6}, {-1}}) {
+  for (const std::vector<std::int64_t>& cuts :
+       {std::vector<std::int64_t>{0}, {3, 2}, {2, 2}, {6}, {-1}}) {
     EXPECT_THROW(CheckpointStrategy(cuts).segments(6), ConfigError);
   }
 }
@@ -54,16 +58,22 @@ std::vector<CheckpointStrategy> all_strategies() {
 
 TEST(CheckpointSequentialTest, EveryStrategyGivesTheSameNumbers) {
   torch::manual_seed(1);
-  Sequential model(Linear(6, 12), Tanh(), Dropout(0.2), BatchNorm1d(12), Linear(12, 12), GELU(), Linear(12, 3));
+  Sequential model(Linear(6, 12), Tanh(), Dropout(0.2), BatchNorm1d(12), Linear(12, 12), GELU(),
+                   Linear(12, 3));
   const Tensor x = torch::randn({5, 6}).requires_grad_();
   const Outcome plain = run_step(*model, {x}, [&] { return model->forward(x).pow(2).mean(); });
   for (const CheckpointStrategy& strategy : all_strategies()) {
-    expect_identical(run_step(*model, {x}, [&] { return checkpoint_sequential(model, strategy, x).pow(2).mean(); }), plain);
+    expect_identical(
+        run_step(*model, {x},
+                 [&] { return checkpoint_sequential(model, strategy, x).pow(2).mean(); }),
+        plain);
   }
 }
 
 struct SplitImpl : Module {
-  std::tuple<Tensor, Tensor> forward(const Tensor& a, const Tensor& b) { return {torch::tanh(a) * b, a.exp()}; }
+  std::tuple<Tensor, Tensor> forward(const Tensor& a, const Tensor& b) {
+    return {torch::tanh(a) * b, a.exp()};
+  }
 };
 TORCH_MODULE(Split);
 struct MixImpl : Module {
@@ -74,7 +84,9 @@ struct MixImpl : Module {
 };
 TORCH_MODULE(Mix);
 struct JoinImpl : Module {
-  Tensor forward(const std::tuple<Tensor, Tensor>& in) { return std::get<0>(in) * std::get<1>(in).sigmoid(); }
+  Tensor forward(const std::tuple<Tensor, Tensor>& in) {
+    return std::get<0>(in) * std::get<1>(in).sigmoid();
+  }
 };
 TORCH_MODULE(Join);
 
@@ -84,7 +96,10 @@ TEST(CheckpointSequentialTest, SeveralInputsAndTuplesBetweenLayers) {
   const Tensor a = torch::randn({3, 4}).requires_grad_(), b = torch::randn({3, 4});
   const Outcome plain = run_step(*model, {a}, [&] { return model->forward(a, b).pow(2).sum(); });
   for (const CheckpointStrategy& strategy : all_strategies()) {
-    expect_identical(run_step(*model, {a}, [&] { return checkpoint_sequential(model, strategy, a, b).pow(2).sum(); }), plain);
+    expect_identical(
+        run_step(*model, {a},
+                 [&] { return checkpoint_sequential(model, strategy, a, b).pow(2).sum(); }),
+        plain);
   }
   Sequential pair((Split()), Mix());
   const auto result = checkpoint_sequential<std::tuple<Tensor, Tensor>>(pair, 2, a, b);
@@ -101,7 +116,9 @@ std::int64_t activation_peak(int num_blocks, const CheckpointStrategy* strategy)
   Sequential chain;
   for (int i = 0; i < num_blocks; ++i) chain->push_back(Block());
   const Tensor x = torch::randn({1024}).requires_grad_();
-  return peak_of([&] { (strategy ? checkpoint_sequential(chain, *strategy, x) : chain->forward(x)).sum().backward(); });
+  return peak_of([&] {
+    (strategy ? checkpoint_sequential(chain, *strategy, x) : chain->forward(x)).sum().backward();
+  });
 }
 
 TEST(CheckpointSequentialTest, TheLastSegmentIsCheckpointedToo) {
@@ -129,15 +146,18 @@ struct Fit {
 Fit fit_line(const std::vector<double>& x, const std::vector<double>& y) {
   const auto count = static_cast<double>(x.size());
   double sum_x = 0, sum_y = 0, sum_xx = 0, sum_xy = 0;
-  for (std::size_t i = 0; i < x.size(); ++i) sum_x += x[i], sum_y += y[i], sum_xx += x[i] * x[i], sum_xy += x[i] * y[i];
+  for (std::size_t i = 0; i < x.size(); ++i)
+    sum_x += x[i], sum_y += y[i], sum_xx += x[i] * x[i], sum_xy += x[i] * y[i];
   Fit fit{};
   fit.slope = (count * sum_xy - sum_x * sum_y) / (count * sum_xx - sum_x * sum_x);
   fit.offset = (sum_y - fit.slope * sum_x) / count;
-  for (std::size_t i = 0; i < x.size(); ++i) fit.worst = std::max(fit.worst, std::abs(fit.offset + fit.slope * x[i] - y[i]) / y[i]);
+  for (std::size_t i = 0; i < x.size(); ++i)
+    fit.worst = std::max(fit.worst, std::abs(fit.offset + fit.slope * x[i] - y[i]) / y[i]);
   return fit;
 }
 
-void expect_growth(const char* name, const CheckpointStrategy* strategy, double (*growth)(double), double largest_error) {
+void expect_growth(const char* name, const CheckpointStrategy* strategy, double (*growth)(double),
+                   double largest_error) {
   std::vector<double> x, y;
   std::printf("%-8s", name);
   for (int num_blocks = 16; num_blocks <= 1024; num_blocks *= 2) {
@@ -146,14 +166,16 @@ void expect_growth(const char* name, const CheckpointStrategy* strategy, double 
     std::printf(" %4d: %6.0f", num_blocks, y.back());
   }
   const Fit fit = fit_line(x, y);
-  std::printf("   fit %.1f + %.2f f(n), off by at most %.1f%%\n", fit.offset, fit.slope, 100 * fit.worst);
+  std::printf("   fit %.1f + %.2f f(n), off by at most %.1f%%\n", fit.offset, fit.slope,
+              100 * fit.worst);
   EXPECT_LE(fit.worst, largest_error) << name;
   EXPECT_GT(fit.slope, 0) << name;
 }
 
 TEST(CheckpointSequentialTest, PeakGrowsAsPromised) {
   std::printf("peak of a chain of n blocks, in tensors of one activation\n");
-  const CheckpointStrategy every = CheckpointStrategy::every(), sqrt = CheckpointStrategy::sqrt(), log = CheckpointStrategy::log();
+  const CheckpointStrategy every = CheckpointStrategy::every(), sqrt = CheckpointStrategy::sqrt(),
+                           log = CheckpointStrategy::log();
   expect_growth(
       "plain", nullptr, [](double n) { return n; }, 0.05);
   expect_growth(

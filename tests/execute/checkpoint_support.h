@@ -21,8 +21,10 @@ struct Outcome {
   torch::Tensor random_after_forward, random_after_backward;
 };
 
-/// Runs forward and backward from seed 7, and puts the module's buffers back. `leaves` are inputs whose gradients count too.
-inline Outcome run_step(torch::nn::Module& module, std::vector<torch::Tensor> leaves, const std::function<torch::Tensor()>& forward) {
+/// Runs forward and backward from seed 7, and puts the module's buffers back. `leaves` are inputs
+/// whose gradients count too.
+inline Outcome run_step(torch::nn::Module& module, std::vector<torch::Tensor> leaves,
+                        const std::function<torch::Tensor()>& forward) {
   std::vector<torch::Tensor> buffers_before;
   for (const torch::Tensor& buffer : module.buffers()) buffers_before.push_back(buffer.clone());
   for (torch::Tensor& parameter : module.parameters()) leaves.insert(leaves.begin(), parameter);
@@ -35,7 +37,8 @@ inline Outcome run_step(torch::nn::Module& module, std::vector<torch::Tensor> le
   outcome.loss.backward();
   outcome.random_after_backward = torch::rand({4});
   outcome.loss = outcome.loss.detach();
-  for (torch::Tensor& leaf : leaves) outcome.gradients.push_back(std::exchange(leaf.mutable_grad(), torch::Tensor()));
+  for (torch::Tensor& leaf : leaves)
+    outcome.gradients.push_back(std::exchange(leaf.mutable_grad(), torch::Tensor()));
   for (const torch::Tensor& buffer : module.buffers()) outcome.buffers.push_back(buffer.clone());
 
   const torch::NoGradGuard no_grad;
@@ -44,11 +47,13 @@ inline Outcome run_step(torch::nn::Module& module, std::vector<torch::Tensor> le
   return outcome;
 }
 
-inline void expect_same_bits(const torch::Tensor& actual, const torch::Tensor& expected, const std::string& what) {
+inline void expect_same_bits(const torch::Tensor& actual, const torch::Tensor& expected,
+                             const std::string& what) {
   ASSERT_EQ(actual.defined(), expected.defined()) << what;
   if (!actual.defined()) return;
   ASSERT_EQ(actual.sizes(), expected.sizes()) << what;
-  EXPECT_TRUE(torch::equal(actual, expected)) << what << " differs by up to " << (actual - expected).abs().max().item<double>();
+  EXPECT_TRUE(torch::equal(actual, expected))
+      << what << " differs by up to " << (actual - expected).abs().max().item<double>();
 }
 
 inline void expect_identical(const Outcome& actual, const Outcome& expected) {
@@ -61,8 +66,10 @@ inline void expect_identical(const Outcome& actual, const Outcome& expected) {
   for (std::size_t i = 0; i < actual.buffers.size(); ++i) {
     expect_same_bits(actual.buffers[i], expected.buffers[i], "buffer " + std::to_string(i));
   }
-  expect_same_bits(actual.random_after_forward, expected.random_after_forward, "random stream after forward");
-  expect_same_bits(actual.random_after_backward, expected.random_after_backward, "random stream after backward");
+  expect_same_bits(actual.random_after_forward, expected.random_after_forward,
+                   "random stream after forward");
+  expect_same_bits(actual.random_after_backward, expected.random_after_backward,
+                   "random stream after backward");
 }
 
 /// Bytes live on top of what is live now, at the worst moment of `work`.

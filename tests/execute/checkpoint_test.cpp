@@ -1,7 +1,8 @@
-// What checkpoint promises beyond identical numbers. The names follow the ways in which other implementations fail.
+// What checkpoint promises beyond identical numbers. The names follow the ways in which other
+// implementations fail.
 #include <headroom/execute/checkpoint.h>
 
-#include <headroom/core/torch_compat.h>
+#include "core/torch_compat.h"
 
 #include <ATen/autocast_mode.h>
 #include <torch/csrc/autograd/function_hook.h>
@@ -14,7 +15,8 @@
 namespace headroom {
 namespace {
 
-using namespace torch::nn;  // NOLINT(google-build-using-namespace): the test reads as a list of LibTorch models
+using namespace torch::nn;  // NOLINT(google-build-using-namespace): the test reads as a list of
+                            // LibTorch models
 using testing::clear_gradients;
 using testing::expect_identical;
 using testing::expect_same_bits;
@@ -82,21 +84,27 @@ TEST(CheckpointTest, ParametersGetGradientsThoughNoInputRequiresGrad) {
 }
 
 TEST(CheckpointTest, ArgumentsAndResultsOfAllKinds) {
-  const Tensor a = torch::randn({3, 4}).requires_grad_(), b = torch::randn({4}).requires_grad_(), mask = torch::rand({3, 4}) > 0.5;
+  const Tensor a = torch::randn({3, 4}).requires_grad_(), b = torch::randn({4}).requires_grad_(),
+               mask = torch::rand({3, 4}) > 0.5;
   struct Scale {
     double value;
   };
-  const auto fn = [](std::vector<Tensor> list, int power, const Tensor& where, const c10::optional<Tensor>& bias, Scale scale,
-                     const std::string& mode, const Tensor& undefined) {
+  const auto fn = [](std::vector<Tensor> list, int power, const Tensor& where,
+                     const c10::optional<Tensor>& bias, Scale scale, const std::string& mode,
+                     const Tensor& undefined) {
     EXPECT_EQ(mode, "tanh");
     EXPECT_FALSE(undefined.defined());
-    const Tensor y = torch::tanh(list[0].pow(power) * list[1] * scale.value).masked_fill(where, 0.0) + bias.value();
-    return std::make_tuple(y.sin(), y.argmax(-1), std::vector<Tensor>{y.exp(), y.detach()}, Tensor(), 17);
+    const Tensor y =
+        torch::tanh(list[0].pow(power) * list[1] * scale.value).masked_fill(where, 0.0) +
+        bias.value();
+    return std::make_tuple(y.sin(), y.argmax(-1), std::vector<Tensor>{y.exp(), y.detach()},
+                           Tensor(), 17);
   };
   const auto run = [&](bool checkpointed) {
     const std::vector<Tensor> list = {a, b};
     const c10::optional<Tensor> bias(b);
-    auto result = checkpointed ? checkpoint(fn, list, 2, mask, bias, Scale{0.5}, std::string("tanh"), Tensor())
+    auto result = checkpointed ? checkpoint(fn, list, 2, mask, bias, Scale{0.5},
+                                            std::string("tanh"), Tensor())
                                : fn(list, 2, mask, bias, Scale{0.5}, "tanh", Tensor());
     EXPECT_EQ(std::get<4>(result), 17);
     EXPECT_FALSE(std::get<3>(result).defined());
@@ -165,7 +173,8 @@ TEST(CheckpointTest, FnMayGoBackwardItself) {
   };
   const Tensor x = torch::randn({5}).requires_grad_();
   const Tensor plain = grad({energy_force(x).pow(2).sum()}, {x})[0];
-  expect_same_bits(grad({checkpoint(energy_force, x).pow(2).sum()}, {x})[0], plain, "gradient of a force");
+  expect_same_bits(grad({checkpoint(energy_force, x).pow(2).sum()}, {x})[0], plain,
+                   "gradient of a force");
 }
 
 TEST(CheckpointTest, EveryParameterIsReadyOncePerBackward) {
@@ -252,14 +261,16 @@ TEST(CheckpointTest, ChangedParameterIsNamed) {
     }
     const std::string message = message_of([&] { y.sum().backward(); });
     EXPECT_NE(message.find(name), std::string::npos) << message;
-    EXPECT_NE(message.find("changed in place between forward and backward"), std::string::npos) << message;
+    EXPECT_NE(message.find("changed in place between forward and backward"), std::string::npos)
+        << message;
   }
   checkpoint(model, torch::randn({2, 4})).sum().backward();
 }
 
 TEST(CheckpointTest, ChangedInputIsNamed) {
   const Tensor x = torch::randn({3}).requires_grad_(), scale = torch::ones({3});
-  const Tensor y = checkpoint([](const Tensor& in, const Tensor& s) { return torch::tanh(in * s); }, x, scale);
+  const Tensor y =
+      checkpoint([](const Tensor& in, const Tensor& s) { return torch::tanh(in * s); }, x, scale);
   scale.add_(1);
   const std::string message = message_of([&] { y.sum().backward(); });
   EXPECT_NE(message.find("tensor 1 of its arguments"), std::string::npos) << message;
@@ -296,10 +307,17 @@ TEST(CheckpointTest, CheckValuesFindsOtherValuesAndMoreTensors) {
   options.check_values = true;
   double scale = 1;
   const auto drifting = [&](const Tensor& in) { return torch::tanh(in * (scale += 1e-3)); };
-  EXPECT_NE(message_of([&] { checkpoint(options, drifting, x).sum().backward(); }).find("checkpoint 'head'"), std::string::npos);
+  EXPECT_NE(message_of([&] {
+              checkpoint(options, drifting, x).sum().backward();
+            }).find("checkpoint 'head'"),
+            std::string::npos);
   int num_calls = 0;
-  const auto growing = [&](const Tensor& in) { return ++num_calls == 1 ? in.tanh() : in.tanh().tanh(); };
-  EXPECT_NE(message_of([&] { checkpoint(options, growing, x).sum().backward(); }).find("saved 2 tensors, forward saved 1"),
+  const auto growing = [&](const Tensor& in) {
+    return ++num_calls == 1 ? in.tanh() : in.tanh().tanh();
+  };
+  EXPECT_NE(message_of([&] {
+              checkpoint(options, growing, x).sum().backward();
+            }).find("saved 2 tensors, forward saved 1"),
             std::string::npos);
   TransformerBlock block(16, 4, 0.1);
   checkpoint(options, block, torch::randn({2, 3, 16})).sum().backward();
@@ -378,16 +396,20 @@ TEST(CheckpointTest, InPlaceChangeOfTheOutput) {
   const auto fn = [](const Tensor& in) { return (in * 2).relu() + 1; };
   const Tensor plain = grad({fn(x).mul_(3).sigmoid_().sum()}, {x})[0];
   expect_same_bits(grad({checkpoint(fn, x).mul_(3).sigmoid_().sum()}, {x})[0], plain, "x");
-  // Here the last operation saved the output itself. LibTorch refuses; the recomputation makes it anew.
+  // Here the last operation saved the output itself. LibTorch refuses; the recomputation makes it
+  // anew.
   const auto saves_output = [](const Tensor& in) { return in.tanh(); };
   EXPECT_THROW(grad({saves_output(x).mul_(3).sum()}, {x}), c10::Error);
-  expect_same_bits(grad({checkpoint(saves_output, x).mul_(3).sum()}, {x})[0], grad({(x.tanh() * 3).sum()}, {x})[0], "x");
+  expect_same_bits(grad({checkpoint(saves_output, x).mul_(3).sum()}, {x})[0],
+                   grad({(x.tanh() * 3).sum()}, {x})[0], "x");
 }
 
 TEST(CheckpointTest, ViewOfTheInputAsOutput) {
   const Tensor x = torch::randn({2, 3}).requires_grad_();
   const auto fn = [](const Tensor& in) { return std::make_pair(in.t(), in.exp()); };
-  const auto product = [](const std::pair<Tensor, Tensor>& both) { return (both.first * both.second.t()).sum(); };
+  const auto product = [](const std::pair<Tensor, Tensor>& both) {
+    return (both.first * both.second.t()).sum();
+  };
   expect_same_bits(grad({product(checkpoint(fn, x))}, {x})[0], grad({product(fn(x))}, {x})[0], "x");
 }
 
@@ -398,13 +420,18 @@ TEST(CheckpointTest, ChangeOfASavedTensorInsideIsAnError) {
     y.mul_(2.0);
     return y.exp();
   };
-  EXPECT_NE(message_of([&] { checkpoint(fn, x).sum().backward(); }).find("was changed in place after it was saved"), std::string::npos);
+  EXPECT_NE(message_of([&] {
+              checkpoint(fn, x).sum().backward();
+            }).find("was changed in place after it was saved"),
+            std::string::npos);
 }
 
 TEST(CheckpointTest, FnThatChangesItsInputIsAnError) {
   const Tensor x = torch::randn({4}).requires_grad_();
   const auto fn = [](Tensor in) { return in.mul_(2.0).tanh(); };
-  EXPECT_NE(message_of([&] { checkpoint(fn, x * 1.0).sum().backward(); }).find("or by forward itself"), std::string::npos);
+  EXPECT_NE(
+      message_of([&] { checkpoint(fn, x * 1.0).sum().backward(); }).find("or by forward itself"),
+      std::string::npos);
 }
 
 struct Doubled : torch::autograd::Function<Doubled> {
@@ -412,7 +439,8 @@ struct Doubled : torch::autograd::Function<Doubled> {
     context->save_for_backward({x, x.exp()});
     return x.exp() * 2;
   }
-  static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context, torch::autograd::variable_list gradients) {
+  static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context,
+                                                 torch::autograd::variable_list gradients) {
     return {gradients[0] * context->get_saved_variables()[1] * 2};
   }
 };
@@ -448,7 +476,9 @@ TEST(CheckpointTest, LiveBytesReturnInAThousandRepetitions) {
   MemoryMeter& meter = MemoryMeter::instance();
   TransformerBlock block(16, 4, 0.1);
   const Tensor x = torch::randn({2, 4, 16}).requires_grad_();
-  const auto outer = [&](const Tensor& in) { return checkpoint(block, torch::tanh(checkpoint(block, in))); };
+  const auto outer = [&](const Tensor& in) {
+    return checkpoint(block, torch::tanh(checkpoint(block, in)));
+  };
   const std::int64_t live = meter.live_bytes();
   for (int i = 0; i < 1000; ++i) {
     checkpoint(outer, x).sum().backward();
@@ -472,7 +502,8 @@ TEST(CheckpointTest, RecomputeStopsAtTheLastTensorThatIsNeeded) {
 }
 
 TEST(CheckpointTest, TensorsOfTheRecomputeAreFreedAsSoonAsUsed) {
-  // Twenty tanh keep twenty outputs; backward frees one and makes one gradient at a time, so that the peak is the recomputation alone.
+  // Twenty tanh keep twenty outputs; backward frees one and makes one gradient at a time, so that
+  // the peak is the recomputation alone.
   constexpr std::int64_t kBytes = 4 * 10000;
   const Tensor x = torch::randn({10000}).requires_grad_();
   const auto fn = [](Tensor y) {
@@ -486,7 +517,8 @@ TEST(CheckpointTest, TensorsOfTheRecomputeAreFreedAsSoonAsUsed) {
   const std::int64_t live = MemoryMeter::instance().live_bytes();
   y.sum().backward({}, /*retain_graph=*/true);
   x.mutable_grad() = Tensor();
-  EXPECT_LE(MemoryMeter::instance().live_bytes(), live) << "retain_graph retains the graph, not the recomputation";
+  EXPECT_LE(MemoryMeter::instance().live_bytes(), live)
+      << "retain_graph retains the graph, not the recomputation";
 }
 
 TEST(CheckpointTest, EveryBlockOfATransformerSavesSeventyPercent) {
@@ -496,13 +528,17 @@ TEST(CheckpointTest, EveryBlockOfATransformerSavesSeventyPercent) {
   const Tensor x = torch::randn({8, 64, 64});
   const auto step = [&](bool checkpointed) {
     Tensor y = x;
-    for (TransformerBlock& block : blocks) y = checkpointed ? checkpoint(block, y) : block->forward(y);
+    for (TransformerBlock& block : blocks)
+      y = checkpointed ? checkpoint(block, y) : block->forward(y);
     y.pow(2).mean().backward();
   };
   step(false);  // gradients are there from now on, and are not what is measured
-  const std::int64_t plain = peak_of([&] { step(false); }), checkpointed = peak_of([&] { step(true); });
-  std::printf("12 blocks: %.1f MB of activations, %.1f MB with every block checkpointed: %.0f%% less\n", plain / 1e6, checkpointed / 1e6,
-              100.0 - 100.0 * static_cast<double>(checkpointed) / static_cast<double>(plain));
+  const std::int64_t plain = peak_of([&] { step(false); }),
+                     checkpointed = peak_of([&] { step(true); });
+  std::printf(
+      "12 blocks: %.1f MB of activations, %.1f MB with every block checkpointed: %.0f%% less\n",
+      plain / 1e6, checkpointed / 1e6,
+      100.0 - 100.0 * static_cast<double>(checkpointed) / static_cast<double>(plain));
   EXPECT_LE(static_cast<double>(checkpointed), 0.30 * static_cast<double>(plain));
 }
 
@@ -513,7 +549,9 @@ TEST(CheckpointTest, ThreadsCheckpointAtOnce) {
     threads.emplace_back([&] {
       Linear linear(16, 16);
       const Tensor x = torch::randn({8, 16}).requires_grad_();
-      const auto fn = [&](const Tensor& in) { return torch::tanh(linear(torch::tanh(linear(in)))); };
+      const auto fn = [&](const Tensor& in) {
+        return torch::tanh(linear(torch::tanh(linear(in))));
+      };
       for (int i = 0; i < 50; ++i) {
         const Tensor plain = grad({fn(x).sum()}, {x})[0];
         if (!torch::equal(grad({checkpoint(fn, x).sum()}, {x})[0], plain)) ++num_wrong;

@@ -14,7 +14,8 @@
 namespace headroom {
 namespace {
 
-using namespace torch::nn;  // NOLINT(google-build-using-namespace): the test reads as a list of LibTorch models
+using namespace torch::nn;  // NOLINT(google-build-using-namespace): the test reads as a list of
+                            // LibTorch models
 using testing::clear_gradients;
 using testing::expect_identical;
 using testing::expect_same_bits;
@@ -27,7 +28,8 @@ using torch::autograd::grad;
 class KeepAsTest : public ::testing::Test {
  protected:
   void SetUp() override {
-    folder = std::filesystem::path(::testing::TempDir()) / ("headroom_keep_as_" + std::to_string(::getpid()));
+    folder = std::filesystem::path(::testing::TempDir()) /
+             ("headroom_keep_as_" + std::to_string(::getpid()));
     std::filesystem::create_directories(folder);
   }
   void TearDown() override { std::filesystem::remove_all(folder); }
@@ -79,7 +81,9 @@ TEST_F(KeepAsTest, Bf16HalvesTheBytesAndStaysClose) {
   expect_same_bits(compressed.loss, plain.loss, "forward computes with the exact values");
   double largest = 0;
   for (std::size_t i = 0; i < plain.gradients.size(); ++i) {
-    largest = std::max(largest, ((compressed.gradients[i] - plain.gradients[i]).norm() / plain.gradients[i].norm()).item<double>());
+    largest = std::max(
+        largest, ((compressed.gradients[i] - plain.gradients[i]).norm() / plain.gradients[i].norm())
+                     .item<double>());
   }
   std::printf("kept as bf16, a gradient differs by %.2f%% at most\n", 100 * largest);
   EXPECT_LE(largest, 0.02);
@@ -92,7 +96,8 @@ TEST_F(KeepAsTest, SharedTensorsAreStoredOnce) {
     const Tensor u = x * 2;
     const Tensor y = q(u) + k(u) + v(u);
     EXPECT_EQ(scope.original_bytes(), static_cast<std::int64_t>(u.nbytes())) << "once for three";
-    EXPECT_EQ(scope.stored_bytes(), static_cast<std::int64_t>(u.nbytes()) / (format == KeepAs::kBf16 ? 2 : 1));
+    EXPECT_EQ(scope.stored_bytes(),
+              static_cast<std::int64_t>(u.nbytes()) / (format == KeepAs::kBf16 ? 2 : 1));
   }
 }
 
@@ -132,7 +137,8 @@ TEST_F(KeepAsTest, AroundACheckpointItActsOnTheInputs) {
     return loss;
   });
   expect_identical(spilled, plain);
-  EXPECT_LT(kept, static_cast<std::int64_t>(x.nbytes())) << "not one of the four inputs is in memory";
+  EXPECT_LT(kept, static_cast<std::int64_t>(x.nbytes()))
+      << "not one of the four inputs is in memory";
 }
 
 TEST_F(KeepAsTest, InsideOfACheckpointItActsOnWhatFnSaves) {

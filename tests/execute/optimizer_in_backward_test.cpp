@@ -1,12 +1,12 @@
-#include "headroom/execute/optimizer_in_backward.h"
+#include <headroom/execute/optimizer_in_backward.h>
 
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
-#include "headroom/core/error.h"
-#include "headroom/memory/meter.h"
-#include "headroom/optim/adam.h"
-#include "headroom/optim/factory.h"
+#include <headroom/core/error.h>
+#include <headroom/memory/meter.h>
+#include <headroom/optim/factory.h>
+#include "optim/adam.h"
 #include "support/transformer.h"
 
 namespace headroom {
@@ -53,7 +53,8 @@ struct Training {
 void expect_identical(torch::nn::Module& a, torch::nn::Module& b) {
   const auto first = a.parameters();
   const auto second = b.parameters();
-  for (std::size_t i = 0; i < first.size(); ++i) EXPECT_TRUE(torch::equal(first[i], second[i])) << "parameter " << i;
+  for (std::size_t i = 0; i < first.size(); ++i)
+    EXPECT_TRUE(torch::equal(first[i], second[i])) << "parameter " << i;
 }
 
 class OfEveryKind : public ::testing::TestWithParam<std::string> {};
@@ -85,7 +86,8 @@ TEST(OptimizerInBackward, ThePeakIsLowerByTheGradients) {
   const auto peak_of_step = [&](bool fused) {
     torch::manual_seed(1);
     torch::nn::Sequential model;
-    for (int i = 0; i < num_layers; ++i) model->push_back(torch::nn::Linear(torch::nn::LinearOptions(width, width).bias(false)));
+    for (int i = 0; i < num_layers; ++i)
+      model->push_back(torch::nn::Linear(torch::nn::LinearOptions(width, width).bias(false)));
     AdamW optimizer(model->parameters());
     optimizer.prepare_state();
     OptimizerInBackward in_backward(optimizer);
@@ -103,7 +105,8 @@ TEST(OptimizerInBackward, ThePeakIsLowerByTheGradients) {
     return meter.peak_bytes() - before;
   };
   const std::int64_t saved = peak_of_step(false) - peak_of_step(true);
-  const std::int64_t activation_bytes = (num_layers + 1) * width * 4;  // live at the first update, gone at the ordinary step
+  const std::int64_t activation_bytes =
+      (num_layers + 1) * width * 4;  // live at the first update, gone at the ordinary step
   EXPECT_GE(saved, (num_layers - 1) * layer_bytes - activation_bytes);
   EXPECT_LE(saved, num_layers * layer_bytes);
 }
@@ -128,7 +131,8 @@ TEST(OptimizerInBackward, TiedWeightsInOneBackwardAreUpdatedOnce) {
   EXPECT_TRUE(torch::equal(run(true), run(false)));
 }
 
-/// A weight that the first and the last of three stages share, each stage with a backward of its own, as the executor runs them.
+/// A weight that the first and the last of three stages share, each stage with a backward of its
+/// own, as the executor runs them.
 class SharedWeight {
  public:
   SharedWeight() : optimizer_({shared_, middle_}, AdamWOptions(0.1)) {}

@@ -1,5 +1,5 @@
-#include <headroom/core/torch_compat.h>
 #include <headroom/memory/meter.h>
+#include "core/torch_compat.h"
 
 #include <c10/core/CPUAllocator.h>
 
@@ -75,7 +75,8 @@ TEST_F(MeterTest, AssignOwnerMovesTheWholeStorage) {
   const MemoryUse before = meter.use();
   meter.assign_owner(tensor.slice(0, 10, 20), Owner::kGradients);
   const MemoryUse use = meter.use();
-  EXPECT_EQ(use.live_by_owner[at(Owner::kGradients)] - before.live_by_owner[at(Owner::kGradients)], 1000);
+  EXPECT_EQ(use.live_by_owner[at(Owner::kGradients)] - before.live_by_owner[at(Owner::kGradients)],
+            1000);
   EXPECT_EQ(use.live_by_owner[at(Owner::kOther)] - before.live_by_owner[at(Owner::kOther)], -1000);
   EXPECT_EQ(use.peak_by_owner[at(Owner::kGradients)], use.live_by_owner[at(Owner::kGradients)]);
   EXPECT_EQ(use.live_bytes, before.live_bytes);
@@ -91,7 +92,8 @@ TEST_F(MeterTest, AllocationsAreNumberedAndNumbersAreNotUsedTwice) {
   {
     const torch::Tensor tensor = torch::empty({1000}, torch::kUInt8);
     first = meter.allocation_number(tensor);
-    EXPECT_EQ(meter.allocation_number(tensor.slice(0, 10, 20)), first) << "a view has its storage's number";
+    EXPECT_EQ(meter.allocation_number(tensor.slice(0, 10, 20)), first)
+        << "a view has its storage's number";
   }
   EXPECT_GT(first, before);
   const torch::Tensor again = torch::empty({1000}, torch::kUInt8);
@@ -117,7 +119,8 @@ TEST_F(MeterTest, PeaksByPhase) {
   EXPECT_EQ(use.peak_by_phase[at(Phase::kForward)] - base, 1050);
   EXPECT_EQ(use.peak_by_phase[at(Phase::kBackward)] - base, 1200);
   EXPECT_EQ(use.peak_by_phase[at(Phase::kUpdate)], 0);
-  EXPECT_EQ(use.peak_by_phase[at(Phase::kIdle)] - base, 1000) << "what is live when a phase is entered counts";
+  EXPECT_EQ(use.peak_by_phase[at(Phase::kIdle)] - base, 1000)
+      << "what is live when a phase is entered counts";
 }
 
 TEST_F(MeterTest, CapIsExactToTheByte) {
@@ -170,7 +173,8 @@ TEST_F(MeterTest, MoreThanTheSystemHasIsAnError) {
   EXPECT_EQ(meter.live_bytes(), base);
 }
 
-// Blocks of all sizes are filled, kept and freed in random order: nobody may write into another's block, nor lose a byte.
+// Blocks of all sizes are filled, kept and freed in random order: nobody may write into another's
+// block, nor lose a byte.
 TEST_F(MeterTest, BlocksNeverOverlap) {
   std::mt19937 random(1);
   struct Filled {
@@ -184,11 +188,13 @@ TEST_F(MeterTest, BlocksNeverOverlap) {
       const std::size_t victim = random() % kept.size();
       const auto* data = kept[victim].tensor.data_ptr<std::uint8_t>();
       const std::int64_t size = kept[victim].tensor.numel();
-      ASSERT_TRUE(std::all_of(data, data + size, [&](std::uint8_t byte) { return byte == kept[victim].value; }));
+      ASSERT_TRUE(std::all_of(data, data + size,
+                              [&](std::uint8_t byte) { return byte == kept[victim].value; }));
       expected -= size;
       kept.erase(kept.begin() + static_cast<std::ptrdiff_t>(victim));
     } else {
-      const auto size = static_cast<std::int64_t>(random() % (std::uint32_t{1} << (4 + random() % 17)) + 1);
+      const auto size =
+          static_cast<std::int64_t>(random() % (std::uint32_t{1} << (4 + random() % 17)) + 1);
       kept.push_back({torch::empty({size}, torch::kUInt8), static_cast<std::uint8_t>(random())});
       std::memset(kept.back().tensor.data_ptr(), kept.back().value, static_cast<std::size_t>(size));
       expected += size;
@@ -267,7 +273,8 @@ class FailingAllocator final : public c10::Allocator {
  public:
   explicit FailingAllocator(c10::Allocator* inner) : inner_(inner) {}
   c10::DataPtr allocate(std::size_t num_bytes) HEADROOM_ALLOCATE_CONST override {
-    if (num_allocations++ == fail_at) throw OutOfBudget(static_cast<std::int64_t>(num_bytes), 0, 0, "injected");
+    if (num_allocations++ == fail_at)
+      throw OutOfBudget(static_cast<std::int64_t>(num_bytes), 0, 0, "injected");
     return inner_->allocate(num_bytes);
   }
   c10::DeleterFnPtr raw_deleter() const override { return inner_->raw_deleter(); }
@@ -312,7 +319,8 @@ TEST_F(MeterTest, EveryInjectedFailureIsCaughtAndLeavesNothingBehind) {
   EXPECT_EQ(meter.live_bytes(), base);
 }
 
-// Runs alone, in a process of its own, because VmHWM never falls. Prints the ratio for the test below.
+// Runs alone, in a process of its own, because VmHWM never falls. Prints the ratio for the test
+// below.
 TEST(MeterChild, DISABLED_TransformerRun) {
   MemoryMeter& meter = MemoryMeter::instance();
   torch::manual_seed(0);
@@ -334,7 +342,8 @@ TEST(MeterChild, DISABLED_TransformerRun) {
   SmallGpt model(2000, 256, 4, 0.1);
   torch::optim::AdamW optimizer(model->parameters(), torch::optim::AdamWOptions(1e-3));
   for (const std::int64_t batch : {16, 8, 24, 5, 13, 24}) train(model, optimizer, batch);
-  std::printf("resident %lld counted %lld\n", static_cast<long long>(peak_resident_bytes() - baseline),
+  std::printf("resident %lld counted %lld\n",
+              static_cast<long long>(peak_resident_bytes() - baseline),
               static_cast<long long>(meter.peak_bytes()));
 }
 
@@ -342,19 +351,23 @@ TEST(MeterResidentTest, FollowsTheCountedPeakWithin10Percent) {
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
   GTEST_SKIP() << "a sanitizer's own memory is resident too";
 #endif
-  const std::string command = "exec /proc/" + std::to_string(::getpid()) +
-                              "/exe --gtest_also_run_disabled_tests --gtest_filter=MeterChild.DISABLED_TransformerRun 2>&1";
+  const std::string command =
+      "exec /proc/" + std::to_string(::getpid()) +
+      "/exe --gtest_also_run_disabled_tests --gtest_filter=MeterChild.DISABLED_TransformerRun 2>&1";
   FILE* child = ::popen(command.c_str(), "r");
   ASSERT_NE(child, nullptr);
   long long resident = 0, counted = 0;
   char line[512];
-  while (std::fgets(line, sizeof line, child)) std::sscanf(line, "resident %lld counted %lld", &resident, &counted);
+  while (std::fgets(line, sizeof line, child))
+    std::sscanf(line, "resident %lld counted %lld", &resident, &counted);
   ASSERT_EQ(::pclose(child), 0);
   ASSERT_GT(counted, 200 << 20);
-  std::printf("resident %.1f MB over the baseline, counted peak %.1f MB: ratio %.3f\n", resident / 1e6, counted / 1e6,
+  std::printf("resident %.1f MB over the baseline, counted peak %.1f MB: ratio %.3f\n",
+              resident / 1e6, counted / 1e6,
               static_cast<double>(resident) / static_cast<double>(counted));
   EXPECT_LE(static_cast<double>(resident), 1.10 * static_cast<double>(counted));
-  EXPECT_GE(static_cast<double>(resident), 0.5 * static_cast<double>(counted)) << "the run did not use the meter";
+  EXPECT_GE(static_cast<double>(resident), 0.5 * static_cast<double>(counted))
+      << "the run did not use the meter";
 }
 
 }  // namespace

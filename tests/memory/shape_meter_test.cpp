@@ -1,6 +1,6 @@
 // Running on shapes alone allocates what running on memory does.
+#include "memory/shape_meter.h"
 #include <headroom/memory/meter.h>
-#include <headroom/memory/shape_meter.h>
 
 #include <fmt/format.h>
 #include <gtest/gtest.h>
@@ -22,9 +22,11 @@ struct Bytes {
   std::int64_t peak_backward = 0;
 };
 
-constexpr std::int64_t kScalarBytes = 16;  // of a number that an operator is given: these are on the CPU wherever the tensors are
+constexpr std::int64_t kScalarBytes =
+    16;  // of a number that an operator is given: these are on the CPU wherever the tensors are
 
-void expect_peak(std::int64_t counted, std::int64_t measured, std::int64_t count, const std::string& what) {
+void expect_peak(std::int64_t counted, std::int64_t measured, std::int64_t count,
+                 const std::string& what) {
   EXPECT_GE(counted + kScalarBytes, measured) << what << " of " << count;
   EXPECT_LE(counted, measured + 1024 + measured / 50) << what << " of " << count;
 }
@@ -48,19 +50,21 @@ Bytes run(Meter& meter, nn::Module& module, const Forward& forward, const at::Te
 }
 
 template <typename Holder>
-void expect_same_bytes(const std::string& name, Holder module, const std::vector<std::int64_t>& sample, bool indices = false,
+void expect_same_bytes(const std::string& name, Holder module,
+                       const std::vector<std::int64_t>& sample, bool indices = false,
                        const std::vector<std::int64_t>& counts = {1, 2, 3, 8, 20, 33}) {
   const Forward forward = [&](const at::Tensor& x) { return module->forward(x); };
   for (const std::int64_t count : counts) {
     std::vector<std::int64_t> sizes = sample;
     sizes.insert(sizes.begin(), count);
-    const at::Tensor input = indices ? torch::zeros(sizes, torch::kLong) : torch::randn(sizes).requires_grad_();
+    const at::Tensor input =
+        indices ? torch::zeros(sizes, torch::kLong) : torch::randn(sizes).requires_grad_();
     run(MemoryMeter::instance(), *module, forward, input);  // the first run sets kernels up
     if (!indices) input.mutable_grad() = torch::zeros_like(input);
     const Bytes measured = run(MemoryMeter::instance(), *module, forward, input);
     std::vector<at::Tensor> tensors = module->parameters();
     for (const at::Tensor& buffer : module->buffers()) tensors.push_back(buffer);
-    const WithoutMemory without(tensors);
+    const MetaSwapScope without(tensors);
     at::Tensor shape = shape_of(input);
     if (!indices) {
       shape.requires_grad_();
@@ -80,8 +84,10 @@ TEST(ShapeMeter, OperatorsAllocateTheSameBytes) {
   expect_same_bytes("layer norm", nn::LayerNorm(nn::LayerNormOptions({24})), {5, 24});
   expect_same_bytes("batch norm", nn::BatchNorm2d(12), {12, 6, 6});
   expect_same_bytes("embedding", nn::Embedding(50, 16), {7}, true);
-  expect_same_bytes("average pool", nn::AdaptiveAvgPool2d(nn::AdaptiveAvgPool2dOptions(2)), {4, 8, 8});
-  expect_same_bytes("pool to one", nn::AdaptiveAvgPool2d(nn::AdaptiveAvgPool2dOptions(1)), {4, 8, 8});
+  expect_same_bytes("average pool", nn::AdaptiveAvgPool2d(nn::AdaptiveAvgPool2dOptions(2)),
+                    {4, 8, 8});
+  expect_same_bytes("pool to one", nn::AdaptiveAvgPool2d(nn::AdaptiveAvgPool2dOptions(1)),
+                    {4, 8, 8});
   expect_same_bytes("max pool", nn::MaxPool2d(2), {4, 8, 8});
 }
 
@@ -90,14 +96,18 @@ TEST(ShapeMeter, ConvolutionsAllocateTheSameBytes) {
   for (const bool bias : {false, true}) {
     for (const std::int64_t kernel : {1, 3, 5}) {
       for (const std::int64_t stride : {1, 2}) {
-        const auto options = nn::Conv2dOptions(5, 12, kernel).stride(stride).padding(kernel / 2).bias(bias);
-        expect_same_bytes(fmt::format("convolution {} stride {} bias {}", kernel, stride, bias), nn::Conv2d(options), {5, 14, 14});
+        const auto options =
+            nn::Conv2dOptions(5, 12, kernel).stride(stride).padding(kernel / 2).bias(bias);
+        expect_same_bytes(fmt::format("convolution {} stride {} bias {}", kernel, stride, bias),
+                          nn::Conv2d(options), {5, 14, 14});
       }
     }
   }
-  expect_same_bytes("wide convolution", nn::Conv2d(nn::Conv2dOptions(32, 64, 3).padding(1)), {32, 28, 28});
+  expect_same_bytes("wide convolution", nn::Conv2d(nn::Conv2dOptions(32, 64, 3).padding(1)),
+                    {32, 28, 28});
   expect_same_bytes("more than is run", nn::Conv2d(32, 64, 1), {32, 64, 64}, false, {50, 90});
-  expect_same_bytes("grouped convolution", nn::Conv2d(nn::Conv2dOptions(8, 8, 3).groups(4)), {8, 10, 10});
+  expect_same_bytes("grouped convolution", nn::Conv2d(nn::Conv2dOptions(8, 8, 3).groups(4)),
+                    {8, 10, 10});
 }
 
 TEST(ShapeMeter, AModelBuiltInTheScopeHasSizesAndNoMemory) {
@@ -111,7 +121,8 @@ TEST(ShapeMeter, AModelBuiltInTheScopeHasSizesAndNoMemory) {
     linear = nn::Linear(100'000, 10'000);
   }
   EXPECT_EQ(meter.peak_bytes(), live);
-  EXPECT_TRUE(linear->weight.is_meta() && linear->weight.is_leaf() && linear->weight.requires_grad());
+  EXPECT_TRUE(linear->weight.is_meta() && linear->weight.is_leaf() &&
+              linear->weight.requires_grad());
   EXPECT_EQ(shapes.live_bytes() - shape_bytes, 4LL * 10'000 * 100'001);
   EXPECT_TRUE(torch::zeros({2}).is_cpu()) << "outside of the scope";
 }
@@ -121,7 +132,7 @@ TEST(ShapeMeter, TensorsGetTheirContentsBack) {
   const at::Tensor before = linear->weight.detach().clone();
   const auto version = linear->weight._version();
   {
-    const WithoutMemory without(linear->parameters());
+    const MetaSwapScope without(linear->parameters());
     EXPECT_TRUE(linear->weight.is_meta() && linear->weight.requires_grad());
     linear(torch::empty({2, 4}, torch::kMeta)).sum().backward();
     linear->zero_grad();

@@ -1,12 +1,12 @@
-#include <headroom/model/bert.h>
+#include "model/bert.h"
 
 #include <headroom/core/error.h>
 #include <headroom/data/dataset.h>
 #include <headroom/memory/meter.h>
-#include <headroom/ops/direct_gradient.h>
+#include "ops/direct_gradient.h"
 
 #include "model/chain_runs.h"
-#include "ops/twins.h"
+#include "ops/reference_ops.h"
 
 #include <gtest/gtest.h>
 #include <torch/torch.h>
@@ -22,13 +22,14 @@ using testing::take_gradients;
 using torch::Tensor;
 
 const char* const kSmall =
-    "num_hidden_layers=2,num_attention_heads=2,hidden_size=20,intermediate_size=36,max_position_embeddings=14,length=12,vocab_size=31,"
+    "num_hidden_layers=2,num_attention_heads=2,hidden_size=20,intermediate_size=36,max_position_"
+    "embeddings=14,length=12,vocab_size=31,"
     "mlm_probability=0.3";
 
 MicroBatch masked_samples(const BertConfig& config, std::int64_t count) {
   std::vector<std::int64_t> indices(static_cast<std::size_t>(count));
   for (std::size_t i = 0; i < indices.size(); ++i) indices[i] = static_cast<std::int64_t>(i);
-  const Masking masking{num_chosen(config), config.mask_token, 5};
+  const Masking masking{num_masked(config), config.mask_token, 5};
   return make_synthetic_tokens(count, config.length, config.vocab_size, 5, masking)->load(indices);
 }
 
@@ -46,23 +47,25 @@ TEST(BertConfig, HasThePublishedSizes) {
   EXPECT_EQ(num_parameters(bert_config("bert-large")), 335174458);
   EXPECT_DOUBLE_EQ(bert_config("bert-base").hidden_dropout_prob, 0.1);
   EXPECT_EQ(bert_config("bert-large").mask_token, 103);
-  EXPECT_EQ(num_chosen(bert_config("bert-base")), 77);
+  EXPECT_EQ(num_masked(bert_config("bert-base")), 77);
 }
 
 TEST(BertConfig, SettlesWhatIsLeftOpen) {
   const BertConfig bytes = bert_config("bert");
   EXPECT_EQ(bytes.mask_token, 256);
   EXPECT_EQ(bytes.length, 256);
-  const BertConfig other = bert_config("bert", "vocab_size=100,length=5,dropout=0.2,mlm_probability=0.01");
+  const BertConfig other =
+      bert_config("bert", "vocab_size=100,length=5,dropout=0.2,mlm_probability=0.01");
   EXPECT_EQ(other.mask_token, 99);
-  EXPECT_EQ(num_chosen(other), 1) << "no sample is without an item";
+  EXPECT_EQ(num_masked(other), 1) << "no sample is without an item";
   EXPECT_DOUBLE_EQ(other.attention_probs_dropout_prob, 0.2);
 }
 
 TEST(BertConfig, NamesTheNearestWord) {
   EXPECT_NE(message_of("bert", "vocabsize=8").find("vocab_size"), std::string::npos);
   EXPECT_NE(message_of("bert-bas", "").find("bert-base"), std::string::npos);
-  EXPECT_NE(message_of("bert", "hidden_size=100,num_attention_heads=3").find("102"), std::string::npos);
+  EXPECT_NE(message_of("bert", "hidden_size=100,num_attention_heads=3").find("102"),
+            std::string::npos);
   EXPECT_NE(message_of("bert", "length=257").find("max_position_embeddings"), std::string::npos);
   EXPECT_NE(message_of("bert-base", "vocab_size=100").find("mask_token"), std::string::npos);
 }
@@ -80,12 +83,15 @@ TEST(Bert, IsAChainOfNamedStages) {
 TEST(Bert, HasHuggingFacesNames) {
   std::set<std::string> names;
   for (const auto& item : make_bert(bert_config("bert", kSmall)).named_parameters()) {
-    for (const std::string& name : bert_parameter_names(item.first)) EXPECT_TRUE(names.insert(name).second) << name;
+    for (const std::string& name : bert_parameter_names(item.first))
+      EXPECT_TRUE(names.insert(name).second) << name;
   }
   EXPECT_EQ(names.size(), 5u + 2 * 16u + 5u);
-  for (const char* name : {"bert.embeddings.token_type_embeddings.weight", "bert.encoder.layer.1.attention.self.value.weight",
-                           "bert.encoder.layer.0.attention.output.LayerNorm.bias", "bert.encoder.layer.1.intermediate.dense.bias",
-                           "cls.predictions.bias", "cls.predictions.transform.LayerNorm.weight"}) {
+  for (const char* name : {"bert.embeddings.token_type_embeddings.weight",
+                           "bert.encoder.layer.1.attention.self.value.weight",
+                           "bert.encoder.layer.0.attention.output.LayerNorm.bias",
+                           "bert.encoder.layer.1.intermediate.dense.bias", "cls.predictions.bias",
+                           "cls.predictions.transform.LayerNorm.weight"}) {
     EXPECT_EQ(names.count(name), 1u) << name;
   }
 }
@@ -104,14 +110,17 @@ TEST(Bert, GivesTheSameBitsForEveryOption) {
 TEST(Bert, ABlockKeepsWhatTheTableSays) {
   constexpr std::int64_t kSamples = 2, kLength = 48, kHeads = 4, kWidth = 64;
   const MemoryMeter& meter = MemoryMeter::instance();
-  const Chain chain = make_bert(bert_config("bert", "num_hidden_layers=1,num_attention_heads=4,hidden_size=64,intermediate_size=256"));
+  const Chain chain = make_bert(bert_config(
+      "bert", "num_hidden_layers=1,num_attention_heads=4,hidden_size=64,intermediate_size=256"));
   const Tensor x = torch::randn({kSamples, kLength, kWidth}).requires_grad_(true);
-  const std::vector<std::int64_t> widths{16, 12, 11, 8, 4};  // floats per token, in units of the width
+  const std::vector<std::int64_t> widths{16, 12, 11, 8,
+                                         4};  // floats per token, in units of the width
   for (std::size_t option = 0; option < widths.size(); ++option) {
     const std::int64_t before = meter.live_bytes();
     const Tensor y = chain.stage(1).forward({x}, {}, static_cast<int>(option)).at(0);
     const std::int64_t floats = widths[option] * kWidth + 4 + 2 * kHeads;
-    EXPECT_EQ(meter.live_bytes() - before, kSamples * kLength * floats * 4) << chain.stage(1).options()[option];
+    EXPECT_EQ(meter.live_bytes() - before, kSamples * kLength * floats * 4)
+        << chain.stage(1).options()[option];
   }
 }
 
@@ -119,13 +128,18 @@ TEST(Bert, PaddingIsSeenByNoToken) {
   torch::manual_seed(4);
   const BertConfig config = bert_config("bert", kSmall);
   const Chain chain = make_bert(config);
-  const Tensor tokens = torch::randint(0, 31, {2, 8}), targets = torch::randint(0, 31, {2, 2}), positions = torch::tensor({{0, 5}, {2, 3}});
+  const Tensor tokens = torch::randint(0, 31, {2, 8}), targets = torch::randint(0, 31, {2, 2}),
+               positions = torch::tensor({{0, 5}, {2, 3}});
   const MicroBatch plain{{tokens}, {targets, positions}, 2, 4};
   const Tensor mask = torch::ones({2, 12}, torch::kBool);
   mask.slice(1, 8).fill_(false);
   const torch::NoGradGuard no_grad;
   for (const std::int64_t filler : {0, 30}) {
-    const MicroBatch padded{{torch::cat({tokens, torch::full({2, 4}, filler, torch::kLong)}, 1), mask}, {targets, positions}, 2, 4};
+    const MicroBatch padded{
+        {torch::cat({tokens, torch::full({2, 4}, filler, torch::kLong)}, 1), mask},
+        {targets, positions},
+        2,
+        4};
     EXPECT_NEAR(loss_of(chain, padded).item<double>(), loss_of(chain, plain).item<double>(), 1e-5);
   }
 }
@@ -152,26 +166,33 @@ TEST(Bert, WritesGradientsDirectlyWhereAllowed) {
     for (int micro_batch = 0; micro_batch < 2; ++micro_batch) {
       const Tensor loss = loss_of(chain, micro);
       std::optional<DirectGradientScope> scope;
-      if (direct) scope.emplace([](const Tensor& parameter) { return torch::full_like(parameter, std::nan("")); });
+      if (direct)
+        scope.emplace(
+            [](const Tensor& parameter) { return torch::full_like(parameter, std::nan("")); });
       loss.backward();
     }
     return take_gradients(chain);
   };
   const std::vector<Tensor> usual = run(false), direct = run(true);
   const auto names = chain.named_parameters();
-  for (std::size_t i = 0; i < usual.size(); ++i) EXPECT_LE(twins::difference(direct[i], usual[i]), 1e-6) << names[i].first;
+  for (std::size_t i = 0; i < usual.size(); ++i)
+    EXPECT_LE(reference::difference(direct[i], usual[i]), 1e-6) << names[i].first;
 }
 
 TEST(Bert, LearnsToFillGaps) {
   torch::manual_seed(5);
-  const BertConfig config = bert_config(
-      "bert", "num_hidden_layers=1,num_attention_heads=2,hidden_size=32,intermediate_size=64,max_position_embeddings=6,vocab_size=6");
+  const BertConfig config =
+      bert_config("bert",
+                  "num_hidden_layers=1,num_attention_heads=2,hidden_size=32,intermediate_size=64,"
+                  "max_position_embeddings=6,vocab_size=6");
   const Chain chain = make_bert(config);
   torch::optim::Adam optimizer(chain.parameters(), torch::optim::AdamOptions(3e-3));
   // One token again and again: the others say what is missing.
   const auto draw = [&] {
-    const Tensor text = torch::randint(0, 5, {64, 1}).expand({64, 6}), positions = torch::randint(0, 6, {64, 1});
-    return MicroBatch{{text.scatter(1, positions, 5)}, {text.gather(1, positions), positions}, 64, 64};
+    const Tensor text = torch::randint(0, 5, {64, 1}).expand({64, 6}),
+                 positions = torch::randint(0, 6, {64, 1});
+    return MicroBatch{
+        {text.scatter(1, positions, 5)}, {text.gather(1, positions), positions}, 64, 64};
   };
   double loss = 0.0;
   for (int step = 0; step < 200; ++step) {

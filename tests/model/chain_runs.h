@@ -4,7 +4,7 @@
 
 #include <headroom/model/chain.h>
 
-#include "ops/twins.h"
+#include "ops/reference_ops.h"
 
 #include <gtest/gtest.h>
 #include <torch/torch.h>
@@ -15,7 +15,8 @@
 namespace headroom::testing {
 
 /// The outputs of the last stage, each stage with `option` or the last that it has.
-inline std::vector<at::Tensor> run_chain(const Chain& chain, const MicroBatch& micro, int option = 0) {
+inline std::vector<at::Tensor> run_chain(const Chain& chain, const MicroBatch& micro,
+                                         int option = 0) {
   std::vector<at::Tensor> values = micro.inputs;
   for (std::size_t i = 0; i < chain.size(); ++i) {
     const int most = static_cast<int>(chain.stage(i).options().size()) - 1;
@@ -24,7 +25,9 @@ inline std::vector<at::Tensor> run_chain(const Chain& chain, const MicroBatch& m
   return values;
 }
 
-inline at::Tensor loss_of(const Chain& chain, const MicroBatch& micro, int option = 0) { return run_chain(chain, micro, option).at(0); }
+inline at::Tensor loss_of(const Chain& chain, const MicroBatch& micro, int option = 0) {
+  return run_chain(chain, micro, option).at(0);
+}
 
 /// Every parameter's gradient, which is then cleared.
 inline std::vector<at::Tensor> take_gradients(const Chain& chain) {
@@ -46,7 +49,7 @@ inline void expect_same_bits_for_every_option(const Chain& chain, const MicroBat
     std::vector<at::Tensor> results = take_gradients(chain);
     results.push_back(loss.detach());
     if (option == 0) first = results;
-    EXPECT_TRUE(twins::same_bits(first, results)) << option;
+    EXPECT_TRUE(reference::same_bits(first, results)) << option;
   }
 }
 

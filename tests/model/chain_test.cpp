@@ -14,10 +14,13 @@ namespace {
 namespace nn = torch::nn;
 
 MicroBatch make_batch(std::int64_t size, std::int64_t width, std::int64_t classes) {
-  return {{torch::randn({size, width})}, {torch::randint(classes, {size}, torch::kLong)}, size, size};
+  return {
+      {torch::randn({size, width})}, {torch::randint(classes, {size}, torch::kLong)}, size, size};
 }
 
-nn::Sequential make_network() { return nn::Sequential(nn::Linear(6, 5), nn::BatchNorm1d(5), nn::ReLU(), nn::Linear(5, 3)); }
+nn::Sequential make_network() {
+  return nn::Sequential(nn::Linear(6, 5), nn::BatchNorm1d(5), nn::ReLU(), nn::Linear(5, 3));
+}
 
 TEST(ChainFromSequential, HasOneStagePerChildAndTheLossInTheLast) {
   seed_everything(1);
@@ -28,7 +31,8 @@ TEST(ChainFromSequential, HasOneStagePerChildAndTheLossInTheLast) {
   std::vector<at::Tensor> values = micro.inputs;
   for (std::size_t i = 0; i < chain.size(); ++i) values = chain.stage(i).forward(values, micro, 0);
   ASSERT_EQ(values.size(), 1U);
-  const at::Tensor expected = nn::functional::cross_entropy(network->forward(micro.inputs[0]), micro.targets[0]) * 8;
+  const at::Tensor expected =
+      nn::functional::cross_entropy(network->forward(micro.inputs[0]), micro.targets[0]) * 8;
   EXPECT_NEAR(values[0].item<double>(), expected.item<double>(), 1e-4);
 }
 
@@ -64,19 +68,22 @@ TEST(ChainFromSequential, GradientsAreThoseOfTheWholeNetwork) {
     ours.push_back(parameter.grad().clone());
     parameter.mutable_grad() = at::Tensor();
   }
-  const at::Tensor loss = nn::functional::cross_entropy(network->forward(micro.inputs[0]), micro.targets[0]);
+  const at::Tensor loss =
+      nn::functional::cross_entropy(network->forward(micro.inputs[0]), micro.targets[0]);
   loss.backward();
   EXPECT_NEAR(result.loss_sum / 8, loss.item<double>(), 1e-6);
   EXPECT_EQ(result.num_forwards, 4);
   EXPECT_EQ(result.num_recomputes, 0);
-  for (std::size_t i = 0; i < ours.size(); ++i) EXPECT_TRUE(torch::allclose(ours[i], network->parameters()[i].grad(), 1e-5, 1e-7)) << i;
+  for (std::size_t i = 0; i < ours.size(); ++i)
+    EXPECT_TRUE(torch::allclose(ours[i], network->parameters()[i].grad(), 1e-5, 1e-7)) << i;
 }
 
 TEST(Chain, NamesParametersAndBuffersByStageAndCountsThem) {
   const Chain chain = Chain::from_sequential(make_network().ptr(), summed_cross_entropy);
   std::vector<std::string> names;
   for (const auto& [name, tensor] : chain.named_parameters()) names.push_back(name);
-  EXPECT_EQ(names, (std::vector<std::string>{"0.weight", "0.bias", "1.weight", "1.bias", "3.weight", "3.bias"}));
+  EXPECT_EQ(names, (std::vector<std::string>{"0.weight", "0.bias", "1.weight", "1.bias", "3.weight",
+                                             "3.bias"}));
   EXPECT_EQ(chain.num_parameters(), 6 * 5 + 5 + 5 + 5 + 5 * 3 + 3);
   EXPECT_EQ(chain.named_buffers().size(), 3U) << "running mean, running variance, batches tracked";
 }
@@ -89,7 +96,9 @@ TEST(Chain, TiedParametersAreListedOnceAndFrozenOnesNotAtAll) {
   nn::Linear shared(4, 4), frozen(4, 4);
   for (at::Tensor& parameter : frozen->parameters()) parameter.set_requires_grad(false);
   Chain chain;
-  chain.add("first", shared.ptr(), keep_as_is()).add("middle", frozen.ptr(), keep_as_is()).add("last", shared.ptr(), keep_as_is());
+  chain.add("first", shared.ptr(), keep_as_is())
+      .add("middle", frozen.ptr(), keep_as_is())
+      .add("last", shared.ptr(), keep_as_is());
   EXPECT_EQ(chain.named_parameters().size(), 2U);
   EXPECT_EQ(chain.named_parameters()[0].first, "first.weight");
   EXPECT_EQ(chain.parameters().size(), 2U);
@@ -105,7 +114,9 @@ TEST(Zoo, MlpIsTheOneOfTheGuide) {
   const ZooModel model = make_model("mlp", "");
   EXPECT_EQ(model.chain.num_parameters(), 784 * 512 + 512 + 512 * 512 + 512 + 512 * 10 + 10);
   EXPECT_EQ(model.chain.size(), 3U);
-  EXPECT_EQ(make_model("mlp", "hidden=10,layers=1,rows=4,columns=4,classes=3").chain.num_parameters(), 16 * 10 + 10 + 10 * 3 + 3);
+  EXPECT_EQ(
+      make_model("mlp", "hidden=10,layers=1,rows=4,columns=4,classes=3").chain.num_parameters(),
+      16 * 10 + 10 + 10 * 3 + 3);
 }
 
 TEST(Zoo, TheSeedDecidesTheWeights) {
@@ -119,7 +130,8 @@ TEST(Zoo, TheSeedDecidesTheWeights) {
 
 TEST(Zoo, RefusesWhatItDoesNotKnow) {
   EXPECT_THROW(make_model("mpl", ""), ConfigError);
-  for (const char* config : {"hiden=8", "hidden=x", "hidden", "hidden=", "=8", "hidden=-1", "hidden=8,,layers=2", "hidden=0"}) {
+  for (const char* config : {"hiden=8", "hidden=x", "hidden", "hidden=", "=8", "hidden=-1",
+                             "hidden=8,,layers=2", "hidden=0"}) {
     EXPECT_THROW(make_model("mlp", config), ConfigError) << config;
   }
 }

@@ -1,4 +1,4 @@
-#include <headroom/model/clip.h>
+#include "model/clip.h"
 
 #include <headroom/core/error.h>
 #include <headroom/data/dataset.h>
@@ -21,8 +21,10 @@ using testing::run_chain;
 using torch::Tensor;
 
 const char* const kSmall =
-    "vision_num_hidden_layers=2,vision_num_attention_heads=2,vision_hidden_size=20,vision_intermediate_size=36,text_num_hidden_layers=1,"
-    "text_num_attention_heads=2,text_hidden_size=16,text_intermediate_size=24,patch_size=3,rows=6,columns=9,channels=2,vocab_size=31,"
+    "vision_num_hidden_layers=2,vision_num_attention_heads=2,vision_hidden_size=20,vision_"
+    "intermediate_size=36,text_num_hidden_layers=1,"
+    "text_num_attention_heads=2,text_hidden_size=16,text_intermediate_size=24,patch_size=3,rows=6,"
+    "columns=9,channels=2,vocab_size=31,"
     "length=8,"
     "projection_dim=12";
 
@@ -32,7 +34,9 @@ MicroBatch some_pairs(std::int64_t count) {
   return testing::synthetic_data(make_model("clip", kSmall).input, count, 3)->load(indices);
 }
 
-TEST(ClipConfig, HasThePublishedSizes) { EXPECT_EQ(num_parameters(clip_config("clip-vit-b32")), 151277313); }
+TEST(ClipConfig, HasThePublishedSizes) {
+  EXPECT_EQ(num_parameters(clip_config("clip-vit-b32")), 151277313);
+}
 
 TEST(ClipConfig, NamesTheNearestWord) {
   const auto message = [](const std::string& name, const std::string& text) -> std::string {
@@ -46,7 +50,8 @@ TEST(ClipConfig, NamesTheNearestWord) {
   EXPECT_NE(message("clip", "vision_hiden_size=8").find("vision_hidden_size"), std::string::npos);
   EXPECT_NE(message("clip-vit-b16", "").find("clip-vit-b32"), std::string::npos);
   EXPECT_NE(message("clip", "patch_size=5").find("28 x 28"), std::string::npos);
-  EXPECT_NE(message("clip", "text_hidden_size=100,text_num_attention_heads=3").find("102"), std::string::npos);
+  EXPECT_NE(message("clip", "text_hidden_size=100,text_num_attention_heads=3").find("102"),
+            std::string::npos);
 }
 
 TEST(Clip, IsAChainThatCouplesItsSamples) {
@@ -63,20 +68,24 @@ TEST(Clip, IsAChainThatCouplesItsSamples) {
 TEST(Clip, HasHuggingFacesNames) {
   std::set<std::string> names;
   for (const auto& item : make_clip(clip_config("clip", kSmall)).named_parameters()) {
-    for (const std::string& name : clip_parameter_names(item.first)) EXPECT_TRUE(names.insert(name).second) << name;
+    for (const std::string& name : clip_parameter_names(item.first))
+      EXPECT_TRUE(names.insert(name).second) << name;
   }
   EXPECT_EQ(names.size(), 5u + 3 * 16u + 3u + 2u + 4u);
-  for (const char* name : {"vision_model.embeddings.class_embedding", "vision_model.pre_layrnorm.bias",
-                           "vision_model.encoder.layers.1.self_attn.k_proj.weight", "vision_model.post_layernorm.weight",
-                           "text_model.embeddings.token_embedding.weight", "text_model.encoder.layers.0.mlp.fc2.bias",
-                           "text_model.final_layer_norm.weight", "visual_projection.weight", "text_projection.weight", "logit_scale"}) {
+  for (const char* name :
+       {"vision_model.embeddings.class_embedding", "vision_model.pre_layrnorm.bias",
+        "vision_model.encoder.layers.1.self_attn.k_proj.weight",
+        "vision_model.post_layernorm.weight", "text_model.embeddings.token_embedding.weight",
+        "text_model.encoder.layers.0.mlp.fc2.bias", "text_model.final_layer_norm.weight",
+        "visual_projection.weight", "text_projection.weight", "logit_scale"}) {
     EXPECT_EQ(names.count(name), 1u) << name;
   }
 }
 
 TEST(Clip, GivesTheSameBitsForEveryOption) {
   torch::manual_seed(2);
-  const Chain chain = make_clip(clip_config("clip", std::string(kSmall) + ",vision_dropout=0.2,text_dropout=0.2"));
+  const Chain chain =
+      make_clip(clip_config("clip", std::string(kSmall) + ",vision_dropout=0.2,text_dropout=0.2"));
   const MicroBatch micro = some_pairs(4);
   expect_same_bits_for_every_option(chain, micro);
 }
@@ -89,7 +98,8 @@ TEST(Clip, TheLossOfABatchIsNotThatOfItsParts) {
   double parts = 0.0;
   for (const std::int64_t begin : {0, 2}) {
     MicroBatch part{{}, {}, 2, 2};
-    for (const Tensor& input : whole.inputs) part.inputs.push_back(input.slice(0, begin, begin + 2));
+    for (const Tensor& input : whole.inputs)
+      part.inputs.push_back(input.slice(0, begin, begin + 2));
     parts += loss_of(chain, part).item<double>();
   }
   EXPECT_GT(loss_of(chain, whole).item<double>(), parts + 1.0) << "more to be told apart";

@@ -4,9 +4,9 @@
 #include <headroom/model/gpt.h>
 #include <headroom/ops/attention.h>
 #include <headroom/ops/cross_entropy.h>
-#include <headroom/ops/direct_gradient.h>
+#include "ops/direct_gradient.h"
 
-#include "ops/twins.h"
+#include "ops/reference_ops.h"
 
 #include <gtest/gtest.h>
 #include <torch/torch.h>
@@ -16,21 +16,26 @@ namespace {
 
 using torch::Tensor;
 
-constexpr std::int64_t kSamples = 2, kLength = 48, kHeads = 4, kWidth = 64, kTokens = kSamples * kLength;
+constexpr std::int64_t kSamples = 2, kLength = 48, kHeads = 4, kWidth = 64,
+                       kTokens = kSamples * kLength;
 
-Chain one_block() { return make_gpt(gpt_config("gpt", "n_layer=1,n_head=4,n_embd=64,block_size=48,vocab_size=100")); }
+Chain one_block() {
+  return make_gpt(gpt_config("gpt", "n_layer=1,n_head=4,n_embd=64,block_size=48,vocab_size=100"));
+}
 
 TEST(GptMemory, ABlockKeepsWhatTheTableSays) {
   const MemoryMeter& meter = MemoryMeter::instance();
   const Chain chain = one_block();
   const Tensor x = torch::randn({kSamples, kLength, kWidth}).requires_grad_(true);
-  const std::vector<std::int64_t> widths{16, 12, 10, 7, 3};  // floats per token, in units of the width
+  const std::vector<std::int64_t> widths{16, 12, 10, 7,
+                                         3};  // floats per token, in units of the width
   for (std::size_t option = 0; option < widths.size(); ++option) {
     const std::int64_t before = meter.live_bytes();
     const Tensor y = chain.stage(1).forward({x}, {}, static_cast<int>(option)).at(0);
     // Two norms with a mean and a deviation each, and the maximum and sum of one softmax per head.
     const std::int64_t floats = widths[option] * kWidth + 4 + 2 * kHeads;
-    EXPECT_EQ(meter.live_bytes() - before, kTokens * floats * 4) << chain.stage(1).options()[option];
+    EXPECT_EQ(meter.live_bytes() - before, kTokens * floats * 4)
+        << chain.stage(1).options()[option];
   }
   const torch::NoGradGuard no_grad;
   const std::int64_t before = meter.live_bytes();
@@ -59,14 +64,19 @@ TEST(GptMemory, AttentionMakesNoMatrixOfScores) {
 
 TEST(GptMemory, CrossEntropyDoesNotMakeAllLogits) {
   constexpr std::int64_t kRows = 2048, kClasses = 4000;
-  const Tensor hidden = torch::randn({kRows, 16}).requires_grad_(true), weight = torch::randn({kClasses, 16}).requires_grad_(true);
+  const Tensor hidden = torch::randn({kRows, 16}).requires_grad_(true),
+               weight = torch::randn({kClasses, 16}).requires_grad_(true);
   const Tensor targets = torch::randint(0, kClasses, {kRows});
-  EXPECT_LT(peak_of([&] { linear_cross_entropy(hidden, weight, targets).backward(); }), kRows * kClasses * 4 / 3);
+  EXPECT_LT(peak_of([&] { linear_cross_entropy(hidden, weight, targets).backward(); }),
+            kRows * kClasses * 4 / 3);
 }
 
 TEST(GptMemory, LeavesNothingBehind) {
   const Chain chain = one_block();
-  const MicroBatch micro{{torch::randint(0, 100, {kSamples, kLength})}, {torch::randint(0, 100, {kSamples, kLength})}, kSamples, kTokens};
+  const MicroBatch micro{{torch::randint(0, 100, {kSamples, kLength})},
+                         {torch::randint(0, 100, {kSamples, kLength})},
+                         kSamples,
+                         kTokens};
   const auto update = [&] {
     Tensor x = micro.inputs[0];
     for (std::size_t i = 0; i < chain.size(); ++i) x = chain.stage(i).forward({x}, micro, 0).at(0);
@@ -81,14 +91,19 @@ TEST(GptMemory, LeavesNothingBehind) {
 
 TEST(GptMemory, WritesGradientsDirectlyWhereAllowed) {
   const Chain chain = one_block();
-  const MicroBatch micro{{torch::randint(0, 100, {kSamples, kLength})}, {torch::randint(0, 100, {kSamples, kLength})}, kSamples, kTokens};
+  const MicroBatch micro{{torch::randint(0, 100, {kSamples, kLength})},
+                         {torch::randint(0, 100, {kSamples, kLength})},
+                         kSamples,
+                         kTokens};
   const auto run = [&](bool direct) {
     for (const Tensor& p : chain.parameters()) p.mutable_grad() = Tensor();
     for (int micro_batch = 0; micro_batch < 2; ++micro_batch) {
       Tensor x = micro.inputs[0];
-      for (std::size_t i = 0; i < chain.size(); ++i) x = chain.stage(i).forward({x}, micro, 0).at(0);
+      for (std::size_t i = 0; i < chain.size(); ++i)
+        x = chain.stage(i).forward({x}, micro, 0).at(0);
       if (direct) {
-        const DirectGradientScope scope([](const Tensor& parameter) { return torch::full_like(parameter, std::nan("")); });
+        const DirectGradientScope scope(
+            [](const Tensor& parameter) { return torch::full_like(parameter, std::nan("")); });
         x.backward();
       } else {
         x.backward();
@@ -100,7 +115,8 @@ TEST(GptMemory, WritesGradientsDirectlyWhereAllowed) {
   };
   const std::vector<Tensor> usual = run(false), direct = run(true);
   const auto names = chain.named_parameters();
-  for (std::size_t i = 0; i < usual.size(); ++i) EXPECT_LE(twins::difference(direct[i], usual[i]), 1e-6) << names[i].first;
+  for (std::size_t i = 0; i < usual.size(); ++i)
+    EXPECT_LE(reference::difference(direct[i], usual[i]), 1e-6) << names[i].first;
 }
 
 }  // namespace

@@ -29,7 +29,8 @@ TEST(GptConfig, HasThePublishedSizes) {
 }
 
 TEST(GptConfig, ReadsText) {
-  const GptConfig config = gpt_config("gpt2", "n_layer=3,dropout=0.1,bias=false,gelu=exact,vocab_size=100");
+  const GptConfig config =
+      gpt_config("gpt2", "n_layer=3,dropout=0.1,bias=false,gelu=exact,vocab_size=100");
   EXPECT_EQ(config.n_layer, 3);
   EXPECT_EQ(config.n_head, 12);
   EXPECT_EQ(config.vocab_size, 100);
@@ -50,7 +51,8 @@ TEST(GptConfig, NamesTheNearestWord) {
   EXPECT_NE(message("gpt", "n_layers=3").find("n_layer"), std::string::npos);
   EXPECT_NE(message("gpt2-midium", "").find("gpt2-medium"), std::string::npos);
   EXPECT_NE(message("gpt", "n_embd=100,n_head=3").find("102"), std::string::npos);
-  for (const char* text : {"n_layer", "n_layer=0", "n_layer=two", "n_layer=-1", "dropout=1", "dropout=x", "bias=1", "gelu=relu", ","}) {
+  for (const char* text : {"n_layer", "n_layer=0", "n_layer=two", "n_layer=-1", "dropout=1",
+                           "dropout=x", "bias=1", "gelu=relu", ","}) {
     EXPECT_NE(message("gpt", text), "no error") << text;
   }
 }
@@ -65,7 +67,8 @@ TEST(Gpt, IsAChainOfNamedStages) {
   EXPECT_EQ(chain.stage(1).options().size(), 5u);
   EXPECT_EQ(chain.num_parameters(), num_parameters(gpt_config("gpt", kSmall)));
   std::vector<std::string> names;
-  for (const auto& item : chain.named_parameters()) names.push_back(gpt2_parameter_name(item.first));
+  for (const auto& item : chain.named_parameters())
+    names.push_back(gpt2_parameter_name(item.first));
   EXPECT_EQ(names.front(), "transformer.wte.weight");
   EXPECT_EQ(names.back(), "transformer.ln_f.bias");
   EXPECT_NE(std::find(names.begin(), names.end(), "transformer.h.1.mlp.c_proj.bias"), names.end());
@@ -73,16 +76,19 @@ TEST(Gpt, IsAChainOfNamedStages) {
 
 TEST(Gpt, StartsAsGpt2Does) {
   torch::manual_seed(1);
-  const Chain chain = make_gpt(gpt_config("gpt", "n_layer=8,n_head=2,n_embd=64,block_size=32,vocab_size=200"));
+  const Chain chain =
+      make_gpt(gpt_config("gpt", "n_layer=8,n_head=2,n_embd=64,block_size=32,vocab_size=200"));
   for (const auto& [name, p] : chain.named_parameters()) {
-    const double expected = name.find("ln_") != std::string::npos || name.find("bias") != std::string::npos ? 0.0
-                            : name.find("c_proj") != std::string::npos                                      ? 0.02 / 4
-                                                                                                            : 0.02;
+    const double expected =
+        name.find("ln_") != std::string::npos || name.find("bias") != std::string::npos ? 0.0
+        : name.find("c_proj") != std::string::npos                                      ? 0.02 / 4
+                                                                                        : 0.02;
     EXPECT_NEAR(p.std().item<double>(), expected, expected * 0.08) << name;
   }
   const MicroBatch micro = random_micro(4, 32, 200);
   const torch::NoGradGuard no_grad;
-  EXPECT_NEAR(loss_of(chain, micro).item<double>() / static_cast<double>(micro.num_items), std::log(200.0), 0.05);
+  EXPECT_NEAR(loss_of(chain, micro).item<double>() / static_cast<double>(micro.num_items),
+              std::log(200.0), 0.05);
 }
 
 TEST(Gpt, GivesTheSameBitsForEveryOption) {
@@ -105,7 +111,8 @@ TEST(Gpt, CountsOnlyTargetsThatAreNotIgnored) {
   second.targets = {micro.targets[0].clone()};
   first.targets[0].slice(1, 0, 3).fill_(kGptIgnoreIndex);
   second.targets[0].slice(1, 3).fill_(kGptIgnoreIndex);
-  EXPECT_NEAR(loss_of(chain, first).item<double>() + loss_of(chain, second).item<double>(), all, 1e-4);
+  EXPECT_NEAR(loss_of(chain, first).item<double>() + loss_of(chain, second).item<double>(), all,
+              1e-4);
 }
 
 TEST(Gpt, DropsOnlyWhileTraining) {
@@ -119,10 +126,12 @@ TEST(Gpt, DropsOnlyWhileTraining) {
 
 TEST(Gpt, LearnsAPatternAndContinuesIt) {
   torch::manual_seed(5);
-  const Chain chain = make_gpt(gpt_config("gpt", "n_layer=1,n_head=2,n_embd=32,block_size=16,vocab_size=8"));
+  const Chain chain =
+      make_gpt(gpt_config("gpt", "n_layer=1,n_head=2,n_embd=32,block_size=16,vocab_size=8"));
   torch::optim::Adam optimizer(chain.parameters(), torch::optim::AdamOptions(1e-2));
   const Tensor text = (torch::arange(17 * 8) % 8).view({8, 17});
-  const MicroBatch micro{{text.slice(1, 0, 16).contiguous()}, {text.slice(1, 1).contiguous()}, 8, 128};
+  const MicroBatch micro{
+      {text.slice(1, 0, 16).contiguous()}, {text.slice(1, 1).contiguous()}, 8, 128};
   for (int step = 0; step < 60; ++step) {
     optimizer.zero_grad();
     (loss_of(chain, micro) / 128.0).backward();
@@ -133,7 +142,8 @@ TEST(Gpt, LearnsAPatternAndContinuesIt) {
   options.temperature = 0.0;
   const std::vector<std::int64_t> continuation = generate(chain, {3, 4, 5}, options);
   ASSERT_EQ(continuation.size(), 20u);
-  for (std::size_t i = 0; i < continuation.size(); ++i) EXPECT_EQ(continuation[i], static_cast<std::int64_t>((6 + i) % 8));
+  for (std::size_t i = 0; i < continuation.size(); ++i)
+    EXPECT_EQ(continuation[i], static_cast<std::int64_t>((6 + i) % 8));
 }
 
 TEST(Gpt, GeneratesTheSameForTheSameSeedAndLeavesNoTrace) {

@@ -1,11 +1,13 @@
 #pragma once
 
-// A chain against PyTorch's model from the same weights and data: losses, every gradient, and some AdamW updates. A Python program is given
-// the weights in a folder and leaves there what it computed.
+// A chain against PyTorch's model from the same weights and data: losses, every gradient, and some
+// AdamW updates. A Python program is given the weights in a folder and leaves there what it
+// computed.
 
 #include <headroom/model/chain.h>
 
 #include "model/chain_runs.h"
+#include "support/build_paths.h"
 
 #include <fmt/format.h>
 #include <gtest/gtest.h>
@@ -26,9 +28,12 @@ class ParityRun {
  public:
   using Names = std::function<std::string(const std::string& chain_name)>;
 
-  /// `names` gives a parameter's names in PyTorch, separated by blanks when it is several of theirs.
+  /// `names` gives a parameter's names in PyTorch, separated by blanks when it is several of
+  /// theirs.
   ParityRun(const std::string& name, Chain chain, const Names& names)
-      : folder_((std::filesystem::temp_directory_path() / fmt::format("headroom-parity-{}-{}", name, ::getpid())).string()),
+      : folder_((std::filesystem::temp_directory_path() /
+                 fmt::format("headroom-parity-{}-{}", name, ::getpid()))
+                    .string()),
         chain_(std::move(chain)),
         parameters_(chain_.parameters()) {
     std::filesystem::create_directories(folder_);
@@ -57,16 +62,23 @@ class ParityRun {
     std::ofstream file(folder_ + "/" + name, std::ios::binary);
     for (const at::Tensor& tensor : tensors) {
       const at::Tensor plain = tensor.detach().contiguous();
-      file.write(static_cast<const char*>(plain.data_ptr()), static_cast<std::streamsize>(plain.nbytes()));
+      file.write(static_cast<const char*>(plain.data_ptr()),
+                 static_cast<std::streamsize>(plain.nbytes()));
     }
   }
-  void write_text(const std::string& name, const std::string& text) const { std::ofstream(folder_ + "/" + name) << text; }
+  void write_text(const std::string& name, const std::string& text) const {
+    std::ofstream(folder_ + "/" + name) << text;
+  }
 
-  /// Runs `script parity FOLDER`, then the same updates here, one per micro-batch: the first loss and its gradients for every option of the
-  /// stages to 1e-5, later losses and the weights at the end to 1e-4.
+  /// Runs `script parity FOLDER`, then the same updates here, one per micro-batch: the first loss
+  /// and its gradients for every option of the stages to 1e-5, later losses and the weights at the
+  /// end to 1e-4.
   void compare(const std::string& script, const std::vector<MicroBatch>& batches) const {
-    const std::string command = fmt::format("/usr/bin/python3 {}/{} parity {}", HEADROOM_SOURCE_DIR, script, folder_);
-    ASSERT_EQ(std::system(command.c_str()), 0) << "PyTorch is needed to compare with (Debian: python3-torch). The command was: " << command;
+    const std::string command =
+        fmt::format("/usr/bin/python3 {}/{} parity {}", HEADROOM_SOURCE_DIR, script, folder_);
+    ASSERT_EQ(std::system(command.c_str()), 0)
+        << "PyTorch is needed to compare with (Debian: python3-torch). The command was: "
+        << command;
     std::vector<double> losses;
     std::ifstream file(folder_ + "/losses.txt");
     for (double loss = 0.0; file >> loss;) losses.push_back(loss);
@@ -83,13 +95,15 @@ class ParityRun {
         compare_gradients(loss, losses[0]);
       } else {
         loss.backward();
-        EXPECT_NEAR(loss.item<double>(), losses[update], 1e-4 * losses[update]) << "update " << update;
+        EXPECT_NEAR(loss.item<double>(), losses[update], 1e-4 * losses[update])
+            << "update " << update;
       }
       optimizer.step();
     }
     const std::vector<at::Tensor> trained = read("trained.bin");
     for (std::size_t i = 0; i < parameters_.size(); ++i) {
-      const at::Tensor difference = without_key_bias(names_[i], parameters_[i].detach() - trained[i]);
+      const at::Tensor difference =
+          without_key_bias(names_[i], parameters_[i].detach() - trained[i]);
       EXPECT_LE(difference.abs().max().item<double>(), 1e-4) << names_[i];
     }
   }
@@ -105,14 +119,16 @@ class ParityRun {
     const std::vector<at::Tensor> expected = read("gradients.bin");
     for (std::size_t i = 0; i < parameters_.size(); ++i) {
       const double scale = expected[i].abs().max().item<double>();
-      EXPECT_LE((parameters_[i].grad() - expected[i]).abs().max().item<double>(), 1e-5 * scale) << names_[i];
+      EXPECT_LE((parameters_[i].grad() - expected[i]).abs().max().item<double>(), 1e-5 * scale)
+          << names_[i];
     }
   }
 
-  // The gradient of the bias of the keys is 0 in exact arithmetic (it shifts all scores of a query alike). What is computed is noise, which
-  // AdamW scales up to whole steps: it says nothing.
+  // The gradient of the bias of the keys is 0 in exact arithmetic (it shifts all scores of a query
+  // alike). What is computed is noise, which AdamW scales up to whole steps: it says nothing.
   static at::Tensor without_key_bias(const std::string& name, const at::Tensor& tensor) {
-    if (name.find("c_attn.bias") == std::string::npos && name.find("qkv.bias") == std::string::npos) return tensor;
+    if (name.find("c_attn.bias") == std::string::npos && name.find("qkv.bias") == std::string::npos)
+      return tensor;
     const std::int64_t width = tensor.size(0) / 3;
     return torch::cat({tensor.slice(0, 0, width), tensor.slice(0, 2 * width)});
   }
@@ -123,7 +139,8 @@ class ParityRun {
     std::vector<at::Tensor> tensors;
     for (const at::Tensor& parameter : parameters_) {
       at::Tensor values = torch::empty(parameter.sizes());
-      file.read(static_cast<char*>(values.data_ptr()), static_cast<std::streamsize>(values.nbytes()));
+      file.read(static_cast<char*>(values.data_ptr()),
+                static_cast<std::streamsize>(values.nbytes()));
       EXPECT_TRUE(file.good()) << name << " is too short";
       tensors.push_back(values);
     }

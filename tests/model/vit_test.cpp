@@ -1,4 +1,4 @@
-#include <headroom/model/vit.h>
+#include "model/vit.h"
 
 #include <headroom/core/error.h>
 
@@ -18,9 +18,12 @@ using testing::run_chain;
 using torch::Tensor;
 
 const char* const kSmall =
-    "num_hidden_layers=2,num_attention_heads=2,hidden_size=20,intermediate_size=36,patch_size=3,rows=6,columns=9,channels=2,classes=5";
+    "num_hidden_layers=2,num_attention_heads=2,hidden_size=20,intermediate_size=36,patch_size=3,"
+    "rows=6,columns=9,channels=2,classes=5";
 
-MicroBatch random_images(std::int64_t count) { return {{torch::randn({count, 2, 6, 9})}, {torch::randint(0, 5, {count})}, count, count}; }
+MicroBatch random_images(std::int64_t count) {
+  return {{torch::randn({count, 2, 6, 9})}, {torch::randint(0, 5, {count})}, count, count};
+}
 
 std::string message_of(const std::string& name, const std::string& text) {
   try {
@@ -37,7 +40,9 @@ TEST(VitConfig, HasThePublishedSizes) {
 }
 
 TEST(VitConfig, ReadsText) {
-  const VitConfig config = vit_config("vit-b16", "image_size=28,patch_size=4,channels=1,classes=10,dropout=0.2,hidden_dropout_prob=0.1");
+  const VitConfig config = vit_config(
+      "vit-b16",
+      "image_size=28,patch_size=4,channels=1,classes=10,dropout=0.2,hidden_dropout_prob=0.1");
   EXPECT_EQ(config.rows, 28);
   EXPECT_EQ(config.columns, 28);
   EXPECT_EQ(config.hidden_size, 768);
@@ -48,9 +53,11 @@ TEST(VitConfig, ReadsText) {
 TEST(VitConfig, NamesTheNearestWord) {
   EXPECT_NE(message_of("vit", "hidden_sise=8").find("hidden_size"), std::string::npos);
   EXPECT_NE(message_of("vit-b6", "").find("vit-b16"), std::string::npos);
-  EXPECT_NE(message_of("vit", "hidden_size=100,num_attention_heads=3").find("102"), std::string::npos);
+  EXPECT_NE(message_of("vit", "hidden_size=100,num_attention_heads=3").find("102"),
+            std::string::npos);
   EXPECT_NE(message_of("vit", "patch_size=5").find("28 x 28"), std::string::npos);
-  for (const char* text : {"classes", "classes=0", "rows=x", "dropout=1", ","}) EXPECT_NE(message_of("vit", text), "no error") << text;
+  for (const char* text : {"classes", "classes=0", "rows=x", "dropout=1", ","})
+    EXPECT_NE(message_of("vit", text), "no error") << text;
 }
 
 TEST(Vit, IsAChainOfNamedStages) {
@@ -68,12 +75,15 @@ TEST(Vit, IsAChainOfNamedStages) {
 TEST(Vit, HasHuggingFacesNames) {
   std::set<std::string> names;
   for (const auto& item : make_vit(vit_config("vit", kSmall)).named_parameters()) {
-    for (const std::string& name : vit_parameter_names(item.first)) EXPECT_TRUE(names.insert(name).second) << name;
+    for (const std::string& name : vit_parameter_names(item.first))
+      EXPECT_TRUE(names.insert(name).second) << name;
   }
   EXPECT_EQ(names.size(), 4u + 2 * 16u + 4u);
-  for (const char* name : {"vit.embeddings.cls_token", "vit.embeddings.patch_embeddings.projection.weight",
-                           "vit.encoder.layer.1.attention.attention.key.bias", "vit.encoder.layer.0.layernorm_after.weight",
-                           "vit.encoder.layer.1.output.dense.weight", "vit.layernorm.bias", "classifier.weight"}) {
+  for (const char* name :
+       {"vit.embeddings.cls_token", "vit.embeddings.patch_embeddings.projection.weight",
+        "vit.encoder.layer.1.attention.attention.key.bias",
+        "vit.encoder.layer.0.layernorm_after.weight", "vit.encoder.layer.1.output.dense.weight",
+        "vit.layernorm.bias", "classifier.weight"}) {
     EXPECT_EQ(names.count(name), 1u) << name;
   }
 }
@@ -95,7 +105,8 @@ TEST(Vit, CountsRightAnswersOutsideOfTraining) {
   const torch::NoGradGuard no_grad;
   std::int64_t right = 0;
   for (std::int64_t i = 0; i < 40; ++i) {
-    MicroBatch one{{micro.inputs[0].slice(0, i, i + 1)}, {micro.targets[0].slice(0, i, i + 1)}, 1, 1};
+    MicroBatch one{
+        {micro.inputs[0].slice(0, i, i + 1)}, {micro.targets[0].slice(0, i, i + 1)}, 1, 1};
     // Right when no other class has a smaller loss.
     const double loss = loss_of(chain, one).item<double>();
     bool is_best = true;
@@ -114,10 +125,14 @@ TEST(Vit, SeesWherePatchesAre) {
   const Chain learner = make_vit(vit_config("vit", std::string(kSmall) + ",classes=6,channels=1"));
   torch::optim::Adam optimizer(learner.parameters(), torch::optim::AdamOptions(3e-3));
   const auto draw = [](std::int64_t count) {
-    MicroBatch micro{{torch::randn({count, 1, 6, 9}) * 0.1}, {torch::arange(count) % 6}, count, count};
+    MicroBatch micro{
+        {torch::randn({count, 1, 6, 9}) * 0.1}, {torch::arange(count) % 6}, count, count};
     for (std::int64_t i = 0; i < count; ++i) {
       const std::int64_t patch = i % 6;
-      micro.inputs[0][i][0].slice(0, patch / 3 * 3, patch / 3 * 3 + 3).slice(1, patch % 3 * 3, patch % 3 * 3 + 3).add_(1.0);
+      micro.inputs[0][i][0]
+          .slice(0, patch / 3 * 3, patch / 3 * 3 + 3)
+          .slice(1, patch % 3 * 3, patch % 3 * 3 + 3)
+          .add_(1.0);
     }
     return micro;
   };

@@ -2,7 +2,7 @@
 
 #include <headroom/core/error.h>
 
-#include "ops/twins.h"
+#include "ops/reference_ops.h"
 
 #include "ops/kernels.h"
 
@@ -12,8 +12,8 @@
 namespace headroom {
 namespace {
 
+using reference::difference;
 using torch::Tensor;
-using twins::difference;
 
 struct Shape {
   std::int64_t B, T, H, D;
@@ -37,11 +37,14 @@ Tensor random_mask(const Shape& s) {
 TEST(Attention, EqualsItsTwin) {
   for (const Shape& s : kShapes) {
     for (const bool causal : {false, true}) {
-      SCOPED_TRACE(testing::Message() << "T " << s.T << " H " << s.H << " D " << s.D << " causal " << causal);
+      SCOPED_TRACE(testing::Message()
+                   << "T " << s.T << " H " << s.H << " D " << s.D << " causal " << causal);
       AttentionOptions options;
       options.causal = causal;
-      twins::expect_equal([&](const std::vector<Tensor>& in) { return attention(in[0], s.H, options); },
-                          [&](const std::vector<Tensor>& in) { return twins::attention(in[0], s.H, causal); }, {random_qkv(s)}, 1e-5);
+      reference::expect_equal(
+          [&](const std::vector<Tensor>& in) { return attention(in[0], s.H, options); },
+          [&](const std::vector<Tensor>& in) { return reference::attention(in[0], s.H, causal); },
+          {random_qkv(s)}, 1e-5);
     }
   }
 }
@@ -49,14 +52,18 @@ TEST(Attention, EqualsItsTwin) {
 TEST(Attention, EqualsItsTwinWithAMask) {
   for (const Shape& s : kShapes) {
     for (const bool causal : {false, true}) {
-      SCOPED_TRACE(testing::Message() << "T " << s.T << " H " << s.H << " D " << s.D << " causal " << causal);
+      SCOPED_TRACE(testing::Message()
+                   << "T " << s.T << " H " << s.H << " D " << s.D << " causal " << causal);
       AttentionOptions options;
       options.causal = causal;
       const Tensor qkv = random_qkv(s);
       options.key_mask = random_mask(s);
-      twins::expect_equal([&](const std::vector<Tensor>& in) { return attention(in[0], s.H, options); },
-                          [&](const std::vector<Tensor>& in) { return twins::attention(in[0], s.H, causal, options.key_mask); }, {qkv},
-                          1e-5);
+      reference::expect_equal(
+          [&](const std::vector<Tensor>& in) { return attention(in[0], s.H, options); },
+          [&](const std::vector<Tensor>& in) {
+            return reference::attention(in[0], s.H, causal, options.key_mask);
+          },
+          {qkv}, 1e-5);
     }
   }
 }
@@ -68,9 +75,12 @@ TEST(Attention, TakesDouble) {
     options.causal = true;
     const Tensor qkv = random_qkv(s).to(torch::kDouble);
     if (masked) options.key_mask = random_mask(s);
-    twins::expect_equal([&](const std::vector<Tensor>& in) { return attention(in[0], s.H, options); },
-                        [&](const std::vector<Tensor>& in) { return twins::attention(in[0], s.H, true, options.key_mask); }, {qkv}, 1e-10,
-                        torch::kDouble);
+    reference::expect_equal(
+        [&](const std::vector<Tensor>& in) { return attention(in[0], s.H, options); },
+        [&](const std::vector<Tensor>& in) {
+          return reference::attention(in[0], s.H, true, options.key_mask);
+        },
+        {qkv}, 1e-10, torch::kDouble);
   }
 }
 
@@ -79,14 +89,17 @@ TEST(Attention, GradientIsThatOfFiniteDifferences) {
   AttentionOptions options;
   options.causal = true;
   const Tensor qkv = random_qkv(s);
-  const auto value = [&](const Tensor& at) { return attention(at, s.H, options).to(torch::kDouble).pow(2).sum().item<double>(); };
+  const auto value = [&](const Tensor& at) {
+    return attention(at, s.H, options).to(torch::kDouble).pow(2).sum().item<double>();
+  };
   Tensor leaf = qkv.clone().requires_grad_(true);
   attention(leaf, s.H, options).pow(2).sum().backward();
   for (std::int64_t i = 0; i < qkv.numel(); i += 7) {
     Tensor up = qkv.clone(), down = qkv.clone();
     up.view(-1)[i] += 1e-2;
     down.view(-1)[i] -= 1e-2;
-    EXPECT_NEAR((value(up) - value(down)) / 2e-2, leaf.grad().view(-1)[i].item<double>(), 2e-3) << i;
+    EXPECT_NEAR((value(up) - value(down)) / 2e-2, leaf.grad().view(-1)[i].item<double>(), 2e-3)
+        << i;
   }
 }
 
@@ -113,21 +126,24 @@ TEST(Attention, DoesNotDependOnThreads) {
   AttentionOptions options;
   options.causal = true;
   options.dropout_p = 0.1;
-  const auto function = [&](const std::vector<Tensor>& in) { return attention(in[0], s.H, options); };
+  const auto function = [&](const std::vector<Tensor>& in) {
+    return attention(in[0], s.H, options);
+  };
   const int before = at::get_num_threads();
   std::vector<std::vector<Tensor>> results;
   for (const int threads : {1, 2, 4}) {
     at::set_num_threads(threads);
     torch::manual_seed(5);
     const Tensor qkv = random_qkv(s);
-    results.push_back(twins::run(function, {qkv}, torch::kFloat));
+    results.push_back(reference::run(function, {qkv}, torch::kFloat));
   }
   at::set_num_threads(before);
-  EXPECT_TRUE(twins::same_bits(results[0], results[1]));
-  EXPECT_TRUE(twins::same_bits(results[0], results[2]));
+  EXPECT_TRUE(reference::same_bits(results[0], results[1]));
+  EXPECT_TRUE(reference::same_bits(results[0], results[2]));
 }
 
-// What attention with dropout keeps, read off its values: with one-hot values, the output is the dropped attention weights.
+// What attention with dropout keeps, read off its values: with one-hot values, the output is the
+// dropped attention weights.
 Tensor attention_weights(const Tensor& qk, std::int64_t T, double p, std::uint64_t seed) {
   torch::manual_seed(seed);
   const Tensor qkv = torch::cat({qk, torch::eye(T).unsqueeze(0)}, 2);
@@ -142,26 +158,31 @@ TEST(Attention, DropoutDropsAShareAndScalesTheRest) {
   const Tensor weights = attention_weights(qk, T, 0.25, 3) * static_cast<double>(T);
   const Tensor dropped = weights == 0;
   EXPECT_NEAR(dropped.to(torch::kFloat).mean().item<double>(), 0.25, 0.03);
-  EXPECT_LE(difference(weights.masked_select(dropped.logical_not()), torch::full({(~dropped).sum().item<std::int64_t>()}, 1 / 0.75)), 1e-5);
+  EXPECT_LE(difference(weights.masked_select(dropped.logical_not()),
+                       torch::full({(~dropped).sum().item<std::int64_t>()}, 1 / 0.75)),
+            1e-5);
   EXPECT_TRUE(torch::equal(attention_weights(qk, T, 0.25, 3), attention_weights(qk, T, 0.25, 3)));
   EXPECT_FALSE(torch::equal(attention_weights(qk, T, 0.25, 3), attention_weights(qk, T, 0.25, 4)));
 }
 
 TEST(Attention, BackwardDropsWhatForwardDropped) {
   const std::int64_t T = 40;
-  const Tensor keep = attention_weights(torch::zeros({1, T, 2 * T}), T, 0.3, 9) * static_cast<double>(T);  // (1, T, T) of 0 or 1 / (1 - p)
+  const Tensor keep = attention_weights(torch::zeros({1, T, 2 * T}), T, 0.3, 9) *
+                      static_cast<double>(T);  // (1, T, T) of 0 or 1 / (1 - p)
   AttentionOptions options;
   options.dropout_p = 0.3;
-  twins::expect_equal(
+  reference::expect_equal(
       [&](const std::vector<Tensor>& in) {
         torch::manual_seed(9);
         return attention(in[0], 1, options);
       },
-      [&](const std::vector<Tensor>& in) { return twins::attention(in[0], 1, false, {}, keep.to(torch::kDouble)); },
+      [&](const std::vector<Tensor>& in) {
+        return reference::attention(in[0], 1, false, {}, keep.to(torch::kDouble));
+      },
       {random_qkv({1, T, 1, 12})}, 1e-5);
 }
 
-TEST(Attention, WorksWithoutMemoryOnTheMetaDevice) {
+TEST(Attention, WorksMetaSwapScopeOnTheMetaDevice) {
   const Tensor qkv = torch::empty({2, 30, 3 * 32}, torch::kMeta);
   EXPECT_EQ(attention(qkv, 4).sizes(), torch::IntArrayRef({2, 30, 32}));
 }

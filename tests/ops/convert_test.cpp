@@ -1,4 +1,4 @@
-#include <headroom/ops/convert.h>
+#include "ops/convert.h"
 
 #include <headroom/core/error.h>
 
@@ -14,12 +14,14 @@ namespace {
 
 using torch::Tensor;
 
-// Floats of every size: all 16-bit patterns above random lower halves, ties, the edges of fp16, infinities and NaN.
+// Floats of every size: all 16-bit patterns above random lower halves, ties, the edges of fp16,
+// infinities and NaN.
 Tensor many_floats() {
   torch::manual_seed(1);
   const Tensor high = torch::arange(65536, torch::kInt) * 65536;
-  const Tensor bits = torch::cat({high, high + 0x8000, high + 0x7FFF, high + torch::randint(0, 65536, {65536}, torch::kInt),
-                                  torch::randint(0x38000000, 0x47900000, {200000}, torch::kInt) & ~0xFFF});
+  const Tensor bits = torch::cat(
+      {high, high + 0x8000, high + 0x7FFF, high + torch::randint(0, 65536, {65536}, torch::kInt),
+       torch::randint(0x38000000, 0x47900000, {200000}, torch::kInt) & ~0xFFF});
   Tensor floats = torch::empty({bits.numel()});
   std::memcpy(floats.data_ptr(), bits.data_ptr(), static_cast<std::size_t>(bits.numel()) * 4);
   return floats;
@@ -27,7 +29,8 @@ Tensor many_floats() {
 
 void expect_same(const Tensor& actual, const Tensor& expected) {
   EXPECT_TRUE(torch::equal(actual.isnan(), expected.isnan()));
-  const Tensor a = actual.to(torch::kFloat).nan_to_num(0, 1e38, -1e38), e = expected.to(torch::kFloat).nan_to_num(0, 1e38, -1e38);
+  const Tensor a = actual.to(torch::kFloat).nan_to_num(0, 1e38, -1e38),
+               e = expected.to(torch::kFloat).nan_to_num(0, 1e38, -1e38);
   EXPECT_TRUE(torch::equal(a, e));
 }
 
@@ -52,7 +55,8 @@ TEST(Convert, KeepsStrides) {
   const Tensor y = convert(x, torch::kBFloat16);
   EXPECT_EQ(y.strides(), x.strides());
   EXPECT_TRUE(torch::equal(y, x.to(torch::kBFloat16)));
-  EXPECT_TRUE(torch::equal(convert(x.slice(2, 0, 4), torch::kHalf), x.slice(2, 0, 4).to(torch::kHalf)));
+  EXPECT_TRUE(
+      torch::equal(convert(x.slice(2, 0, 4), torch::kHalf), x.slice(2, 0, 4).to(torch::kHalf)));
 }
 
 TEST(Convert, TakesOtherTypesTheSlowWay) {

@@ -1,11 +1,11 @@
-#include <headroom/ops/dropout.h>
-#include <headroom/ops/embedding.h>
-#include <headroom/ops/layer_norm.h>
 #include <headroom/ops/transformer.h>
+#include "ops/dropout.h"
+#include "ops/embedding.h"
+#include "ops/layer_norm.h"
 
 #include <headroom/core/error.h>
 
-#include "ops/twins.h"
+#include "ops/reference_ops.h"
 
 #include <gtest/gtest.h>
 #include <hwy/highway.h>
@@ -14,14 +14,17 @@
 namespace headroom {
 namespace {
 
+using reference::difference;
 using torch::Tensor;
-using twins::difference;
 
 // x, then the weights of both halves, in the order of the structs.
-std::vector<Tensor> random_inputs(std::int64_t B, std::int64_t T, std::int64_t C, std::int64_t F, bool biases = true) {
+std::vector<Tensor> random_inputs(std::int64_t B, std::int64_t T, std::int64_t C, std::int64_t F,
+                                  bool biases = true) {
   torch::manual_seed(B * 100 + T + C);
   const auto bias = [&](std::int64_t n) { return biases ? torch::randn({n}) * 0.1 : Tensor(); };
-  const auto linear = [](std::int64_t out, std::int64_t in) { return torch::randn({out, in}) / std::sqrt(static_cast<double>(in)); };
+  const auto linear = [](std::int64_t out, std::int64_t in) {
+    return torch::randn({out, in}) / std::sqrt(static_cast<double>(in));
+  };
   return {torch::randn({B, T, C}),
           torch::rand({C}) + 0.5,
           bias(C),
@@ -37,8 +40,12 @@ std::vector<Tensor> random_inputs(std::int64_t B, std::int64_t T, std::int64_t C
           bias(C)};
 }
 
-AttentionWeights attention_of(const std::vector<Tensor>& in) { return {in[1], in[2], in[3], in[4], in[5], in[6]}; }
-MlpWeights mlp_of(const std::vector<Tensor>& in) { return {in[7], in[8], in[9], in[10], in[11], in[12]}; }
+AttentionWeights attention_of(const std::vector<Tensor>& in) {
+  return {in[1], in[2], in[3], in[4], in[5], in[6]};
+}
+MlpWeights mlp_of(const std::vector<Tensor>& in) {
+  return {in[7], in[8], in[9], in[10], in[11], in[12]};
+}
 Tensor block(const std::vector<Tensor>& in, const BlockOptions& options) {
   return transformer_block(in[0], attention_of(in), mlp_of(in), options);
 }
@@ -48,18 +55,25 @@ TEST(LayerNorm, EqualsItsTwin) {
     for (const bool affine : {false, true}) {
       SCOPED_TRACE(testing::Message() << "width " << width << " affine " << affine);
       torch::manual_seed(width);
-      const Tensor weight = affine ? torch::randn({width}) : Tensor(), bias = affine ? torch::randn({width}) : Tensor();
-      twins::expect_equal([](const std::vector<Tensor>& in) { return layer_norm(in[0], in[1], in[2]); },
-                          [](const std::vector<Tensor>& in) { return twins::layer_norm(in[0], in[1], in[2], 1e-5); },
-                          {torch::randn({3, 37, width}) * 3 + 2, weight, bias}, 1e-5);
+      const Tensor weight = affine ? torch::randn({width}) : Tensor(),
+                   bias = affine ? torch::randn({width}) : Tensor();
+      reference::expect_equal(
+          [](const std::vector<Tensor>& in) { return layer_norm(in[0], in[1], in[2]); },
+          [](const std::vector<Tensor>& in) {
+            return reference::layer_norm(in[0], in[1], in[2], 1e-5);
+          },
+          {torch::randn({3, 37, width}) * 3 + 2, weight, bias}, 1e-5);
     }
   }
 }
 
 TEST(LayerNorm, TakesDouble) {
-  twins::expect_equal([](const std::vector<Tensor>& in) { return layer_norm(in[0], in[1], in[2]); },
-                      [](const std::vector<Tensor>& in) { return twins::layer_norm(in[0], in[1], in[2], 1e-5); },
-                      {torch::randn({4, 9}), torch::randn({9}), torch::randn({9})}, 1e-10, torch::kDouble);
+  reference::expect_equal(
+      [](const std::vector<Tensor>& in) { return layer_norm(in[0], in[1], in[2]); },
+      [](const std::vector<Tensor>& in) {
+        return reference::layer_norm(in[0], in[1], in[2], 1e-5);
+      },
+      {torch::randn({4, 9}), torch::randn({9}), torch::randn({9})}, 1e-10, torch::kDouble);
 }
 
 TEST(Mlp, EqualsItsTwin) {
@@ -68,12 +82,16 @@ TEST(Mlp, EqualsItsTwin) {
       BlockOptions options;
       options.gelu = kind;
       torch::manual_seed(1);
-      twins::expect_equal(
+      reference::expect_equal(
           [&](const std::vector<Tensor>& in) {
             return mlp(in[0], {{}, {}, in[1], in[2], in[3], in[4]}, options);
           },
-          [&](const std::vector<Tensor>& in) { return twins::linear(twins::gelu(twins::linear(in[0], in[1], in[2]), kind), in[3], in[4]); },
-          {torch::randn({5, 7, 6}), torch::randn({21, 6}), torch::randn({21}), torch::randn({6, 21}) / 4, torch::randn({6})},
+          [&](const std::vector<Tensor>& in) {
+            return reference::linear(reference::gelu(reference::linear(in[0], in[1], in[2]), kind),
+                                     in[3], in[4]);
+          },
+          {torch::randn({5, 7, 6}), torch::randn({21, 6}), torch::randn({21}),
+           torch::randn({6, 21}) / 4, torch::randn({6})},
           type == torch::kDouble ? 1e-10 : 1e-5, type);
     }
   }
@@ -84,11 +102,11 @@ TEST(Gelu, IsExactFarOut) {
     BlockOptions options;
     options.gelu = kind;
     const Tensor eye = torch::eye(1), x = torch::linspace(-30, 30, 1001).unsqueeze(1);
-    twins::expect_equal(
+    reference::expect_equal(
         [&](const std::vector<Tensor>& in) {
           return mlp(in[0], {{}, {}, eye, {}, eye, {}}, options);
         },
-        [&](const std::vector<Tensor>& in) { return twins::gelu(in[0], kind); }, {x}, 5e-6);
+        [&](const std::vector<Tensor>& in) { return reference::gelu(in[0], kind); }, {x}, 5e-6);
   }
 }
 
@@ -96,23 +114,29 @@ TEST(TransformerBlock, EqualsItsTwin) {
   struct Shape {
     std::int64_t B, T, C, F, H;
   };
-  for (const Shape& s : std::vector<Shape>{{1, 1, 4, 16, 1}, {2, 33, 12, 20, 3}, {2, 60, 64, 256, 4}, {3, 700, 16, 64, 2}}) {
+  for (const Shape& s : std::vector<Shape>{
+           {1, 1, 4, 16, 1}, {2, 33, 12, 20, 3}, {2, 60, 64, 256, 4}, {3, 700, 16, 64, 2}}) {
     for (const bool biases : {true, false}) {
       for (const auto type : {torch::kFloat, torch::kDouble}) {
-        SCOPED_TRACE(testing::Message() << "T " << s.T << " C " << s.C << " biases " << biases << " " << type);
+        SCOPED_TRACE(testing::Message()
+                     << "T " << s.T << " C " << s.C << " biases " << biases << " " << type);
         BlockOptions options;
         options.num_heads = s.H;
         options.attention.causal = biases;
-        twins::expect_equal([&](const std::vector<Tensor>& in) { return block(in, options); },
-                            [&](const std::vector<Tensor>& in) { return twins::block(in[0], attention_of(in), mlp_of(in), options); },
-                            random_inputs(s.B, s.T, s.C, s.F, biases), type == torch::kDouble ? 1e-10 : 1e-5, type);
+        reference::expect_equal(
+            [&](const std::vector<Tensor>& in) { return block(in, options); },
+            [&](const std::vector<Tensor>& in) {
+              return reference::block(in[0], attention_of(in), mlp_of(in), options);
+            },
+            random_inputs(s.B, s.T, s.C, s.F, biases), type == torch::kDouble ? 1e-10 : 1e-5, type);
       }
     }
   }
 }
 
 TEST(TransformerBlock, GivesTheSameBitsWhateverItKeeps) {
-  for (const auto& [name, run_block] : {std::make_pair("pre-norm", transformer_block), std::make_pair("post-norm", post_norm_block)}) {
+  for (const auto& [name, run_block] : {std::make_pair("pre-norm", transformer_block),
+                                        std::make_pair("post-norm", post_norm_block)}) {
     for (const double p : {0.0, 0.2}) {
       SCOPED_TRACE(testing::Message() << name << ", dropout " << p);
       BlockOptions options;
@@ -127,11 +151,13 @@ TEST(TransformerBlock, GivesTheSameBitsWhateverItKeeps) {
       const auto run = [&](BlockKeep keep) {
         options.keep = keep;
         torch::manual_seed(7);
-        return twins::run(once, inputs, torch::kFloat);
+        return reference::run(once, inputs, torch::kFloat);
       };
       const auto all = run(BlockKeep::kAll);
-      for (const BlockKeep keep : {BlockKeep::kNoGelu, BlockKeep::kNoGeluNorms, BlockKeep::kNoGeluNormsQkv, BlockKeep::kAttention}) {
-        EXPECT_TRUE(twins::same_bits(all, run(keep))) << block_keep_names()[static_cast<std::size_t>(keep)];
+      for (const BlockKeep keep : {BlockKeep::kNoGelu, BlockKeep::kNoGeluNorms,
+                                   BlockKeep::kNoGeluNormsQkv, BlockKeep::kAttention}) {
+        EXPECT_TRUE(reference::same_bits(all, run(keep)))
+            << block_keep_names()[static_cast<std::size_t>(keep)];
       }
       const torch::NoGradGuard no_grad;
       torch::manual_seed(7);
@@ -159,7 +185,9 @@ TEST(TransformerBlock, GivesOnlyTheGradientsThatAreWanted) {
   inputs[3].requires_grad_(true);   // qkv weight
   inputs[12].requires_grad_(true);  // last bias
   block(inputs, options).pow(2).sum().backward();
-  const auto all = twins::run([&](const std::vector<Tensor>& in) { return block(in, options).pow(2).sum(); }, inputs, torch::kFloat);
+  const auto all =
+      reference::run([&](const std::vector<Tensor>& in) { return block(in, options).pow(2).sum(); },
+                     inputs, torch::kFloat);
   EXPECT_TRUE(torch::equal(inputs[3].grad(), all[4]));
   EXPECT_TRUE(torch::equal(inputs[12].grad(), all[13]));
 }
@@ -169,22 +197,27 @@ TEST(TransformerBlock, TakesNoSamples) {
   options.num_heads = 2;
   auto inputs = random_inputs(2, 9, 8, 16);
   inputs[0] = torch::zeros({0, 9, 8});
-  const auto results = twins::run([&](const std::vector<Tensor>& in) { return block(in, options).sum(); }, inputs, torch::kFloat);
-  for (std::size_t i = 2; i < results.size(); ++i) EXPECT_EQ(results[i].abs().max().item<float>(), 0.0f) << i;
+  const auto results =
+      reference::run([&](const std::vector<Tensor>& in) { return block(in, options).sum(); },
+                     inputs, torch::kFloat);
+  for (std::size_t i = 2; i < results.size(); ++i)
+    EXPECT_EQ(results[i].abs().max().item<float>(), 0.0f) << i;
 }
 
 TEST(TransformerBlock, RefusesASecondDerivative) {
   BlockOptions options;
   auto inputs = random_inputs(1, 3, 4, 8);
   inputs[0].requires_grad_(true);
-  EXPECT_THROW(torch::autograd::grad({block(inputs, options).sum()}, {inputs[0]}, {}, true, true), c10::Error);
+  EXPECT_THROW(torch::autograd::grad({block(inputs, options).sum()}, {inputs[0]}, {}, true, true),
+               c10::Error);
 }
 
 TEST(TransformerBlock, PassesThroughTheMetaDevice) {
   BlockOptions options;
   options.num_heads = 2;
   std::vector<Tensor> inputs;
-  for (const Tensor& t : random_inputs(2, 9, 8, 16)) inputs.push_back(torch::empty(t.sizes(), torch::kMeta).requires_grad_(true));
+  for (const Tensor& t : random_inputs(2, 9, 8, 16))
+    inputs.push_back(torch::empty(t.sizes(), torch::kMeta).requires_grad_(true));
   const Tensor out = block(inputs, options);
   EXPECT_EQ(out.sizes(), inputs[0].sizes());
   out.backward(torch::empty_like(out));
@@ -198,15 +231,20 @@ TEST(TransformerBlock, EqualsItsTwinOnEveryTarget) {
   options.attention.causal = true;
   options.gelu = GeluKind::kExact;
   const auto inputs = random_inputs(2, 61, 42, 70);
-  const auto expected = twins::run(
-      [&](const std::vector<Tensor>& in) { return twins::block(in[0], attention_of(in), mlp_of(in), options); }, inputs, torch::kDouble);
+  const auto expected = reference::run(
+      [&](const std::vector<Tensor>& in) {
+        return reference::block(in[0], attention_of(in), mlp_of(in), options);
+      },
+      inputs, torch::kDouble);
   std::int64_t disabled = 0;
   for (const std::int64_t target : hwy::SupportedAndGeneratedTargets()) {
     hwy::DisableTargets(disabled);
     hwy::GetChosenTarget().Update(hwy::SupportedTargets());
     SCOPED_TRACE(hwy::TargetName(target));
-    const auto actual = twins::run([&](const std::vector<Tensor>& in) { return block(in, options); }, inputs, torch::kFloat);
-    for (std::size_t i = 0; i < expected.size(); ++i) EXPECT_LE(difference(actual[i], expected[i]), 1e-5) << i;
+    const auto actual = reference::run(
+        [&](const std::vector<Tensor>& in) { return block(in, options); }, inputs, torch::kFloat);
+    for (std::size_t i = 0; i < expected.size(); ++i)
+      EXPECT_LE(difference(actual[i], expected[i]), 1e-5) << i;
     disabled |= target;
   }
   hwy::DisableTargets(0);
@@ -247,16 +285,22 @@ TEST(Embedding, EqualsItsTwin) {
   for (const auto type : {torch::kFloat, torch::kDouble}) {
     torch::manual_seed(1);
     const Tensor tokens = torch::randint(0, 9, {4, 6});
-    twins::expect_equal([&](const std::vector<Tensor>& in) { return token_position_embedding(tokens, in[0], in[1]); },
-                        [&](const std::vector<Tensor>& in) { return torch::embedding(in[0], tokens) + in[1].slice(0, 0, 6); },
-                        {torch::randn({9, 35}), torch::randn({8, 35})}, 1e-6, type);
+    reference::expect_equal(
+        [&](const std::vector<Tensor>& in) {
+          return token_position_embedding(tokens, in[0], in[1]);
+        },
+        [&](const std::vector<Tensor>& in) {
+          return torch::embedding(in[0], tokens) + in[1].slice(0, 0, 6);
+        },
+        {torch::randn({9, 35}), torch::randn({8, 35})}, 1e-6, type);
   }
 }
 
 TEST(Embedding, RefusesWhatDoesNotFit) {
   const Tensor weight = torch::randn({9, 4}), positions = torch::randn({3, 4});
   EXPECT_THROW(token_position_embedding(torch::tensor({{9}}), weight, positions), DataError);
-  EXPECT_THROW(token_position_embedding(torch::zeros({1, 4}, torch::kLong), weight, positions), ConfigError);
+  EXPECT_THROW(token_position_embedding(torch::zeros({1, 4}, torch::kLong), weight, positions),
+               ConfigError);
 }
 
 }  // namespace

@@ -1,21 +1,22 @@
-#include "headroom/optim/adafactor.h"
+#include "optim/adafactor.h"
 
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
 #include <cmath>
 
-#include "headroom/core/error.h"
+#include <headroom/core/error.h>
 #include "optim/reference.h"
 
 namespace headroom {
 namespace {
 
 using testing::expect_independent_of_threads;
+using testing::ReferencePair;
 using testing::Shapes;
-using testing::Twins;
 
-/// Algorithms 4 and 5 of Shazeer and Stern (2018), in double and in the plainest form: R and C as vectors, V as the full matrix.
+/// Algorithms 4 and 5 of Shazeer and Stern (2018), in double and in the plainest form: R and C as
+/// vectors, V as the full matrix.
 class PaperAdafactor {
  public:
   PaperAdafactor(std::vector<at::Tensor> parameters, const AdafactorOptions& options)
@@ -40,8 +41,10 @@ class PaperAdafactor {
     const at::Tensor g = parameter.grad().to(torch::kDouble);
     const double t = t_;
     double rho = options_.lr();
-    if (options_.relative_step()) rho = std::min(options_.warmup_init() ? 1e-6 * t : 1e-2, 1 / std::sqrt(t));
-    const double alpha = options_.scale_parameter() ? std::max(std::get<1>(options_.eps()), rms(x)) * rho : rho;
+    if (options_.relative_step())
+      rho = std::min(options_.warmup_init() ? 1e-6 * t : 1e-2, 1 / std::sqrt(t));
+    const double alpha =
+        options_.scale_parameter() ? std::max(std::get<1>(options_.eps()), rms(x)) * rho : rho;
     const double beta2 = 1 - std::pow(t, options_.decay_rate());
     const at::Tensor square = g.pow(2) + std::get<0>(options_.eps());
     at::Tensor v;
@@ -49,14 +52,16 @@ class PaperAdafactor {
       const at::Tensor matrix = square.reshape({square.size(0), -1});
       moments.row = average(moments.row, matrix.sum(1), beta2);
       moments.column = average(moments.column, matrix.sum(0), beta2);
-      v = (moments.row.unsqueeze(1) * moments.column.unsqueeze(0) / moments.row.sum()).reshape(g.sizes());
+      v = (moments.row.unsqueeze(1) * moments.column.unsqueeze(0) / moments.row.sum())
+              .reshape(g.sizes());
     } else {
       moments.full = average(moments.full, square, beta2);
       v = moments.full;
     }
     const at::Tensor u = g / v.sqrt();
     at::Tensor delta = alpha * u / std::max(1.0, rms(u) / options_.clip_threshold());
-    if (options_.beta1() > 0) delta = moments.first = average(moments.first, delta, options_.beta1());
+    if (options_.beta1() > 0)
+      delta = moments.first = average(moments.first, delta, options_.beta1());
     parameter.copy_(x - options_.weight_decay() * alpha * x - delta);
   }
 
@@ -82,36 +87,42 @@ TEST(Adafactor, EqualsThePapersFormulas) {
   for (std::size_t i = 0; i < cases.size(); ++i) {
     Shapes shapes = testing::many_shapes();
     shapes.push_back({5, 8200});  // more than one tile of columns
-    Twins twins(shapes);
-    Adafactor ours(twins.ours, cases[i]);
-    PaperAdafactor paper(twins.theirs, cases[i]);
+    ReferencePair pair(shapes);
+    Adafactor ours(pair.ours, cases[i]);
+    PaperAdafactor paper(pair.theirs, cases[i]);
     for (int step = 0; step < 100; ++step) {
-      twins.give_gradients(step);
+      pair.give_gradients(step);
       ours.step();
       paper.step();
-      ASSERT_LE(twins.largest_relative_difference(), 3e-6) << "case " << i << " after step " << step;
+      ASSERT_LE(pair.largest_relative_difference(), 3e-6) << "case " << i << " after step " << step;
     }
   }
 }
 
 TEST(Adafactor, OtherTypesAndLayoutsTakeThePlainPath) {
-  for (const auto& options : {AdafactorOptions(), AdafactorOptions(1e-3).beta1(0.9).weight_decay(0.1)}) {
-    Twins twins(Shapes{{24, 10}, {9}});
+  for (const auto& options :
+       {AdafactorOptions(), AdafactorOptions(1e-3).beta1(0.9).weight_decay(0.1)}) {
+    ReferencePair pair(Shapes{{24, 10}, {9}});
     std::vector<at::Tensor> doubles;
-    for (const auto& p : twins.ours) doubles.push_back(p.detach().to(torch::kDouble).requires_grad_());
-    Adafactor ours(twins.ours, options);
+    for (const auto& p : pair.ours)
+      doubles.push_back(p.detach().to(torch::kDouble).requires_grad_());
+    Adafactor ours(pair.ours, options);
     Adafactor plain(doubles, options);
     for (int step = 0; step < 20; ++step) {
-      twins.give_gradients(step);
-      for (std::size_t i = 0; i < doubles.size(); ++i) doubles[i].mutable_grad() = twins.ours[i].grad().to(torch::kDouble);
+      pair.give_gradients(step);
+      for (std::size_t i = 0; i < doubles.size(); ++i)
+        doubles[i].mutable_grad() = pair.ours[i].grad().to(torch::kDouble);
       ours.step();
       plain.step();
     }
-    for (std::size_t i = 0; i < doubles.size(); ++i) EXPECT_LE((doubles[i] - twins.ours[i]).abs().max().item<double>(), 2e-6);
+    for (std::size_t i = 0; i < doubles.size(); ++i)
+      EXPECT_LE((doubles[i] - pair.ours[i]).abs().max().item<double>(), 2e-6);
   }
 }
 
-TEST(Adafactor, DoesNotDependOnTheNumberOfThreads) { expect_independent_of_threads<Adafactor>({{700, 333}, {70001}}); }
+TEST(Adafactor, DoesNotDependOnTheNumberOfThreads) {
+  expect_independent_of_threads<Adafactor>({{700, 333}, {70001}});
+}
 
 TEST(Adafactor, SurvivesZeroGradients) {
   const at::Tensor matrix = torch::ones({4, 6}, torch::requires_grad());

@@ -1,25 +1,26 @@
-#include "headroom/optim/adamw_8bit.h"
+#include "optim/adamw_8bit.h"
 
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
 #include <limits>
 
-#include "headroom/core/error.h"
-#include "headroom/optim/adam.h"
+#include <headroom/core/error.h>
+#include "optim/adam.h"
 #include "optim/reference.h"
 
 namespace headroom {
 namespace {
 
 using testing::expect_independent_of_threads;
+using testing::ReferencePair;
 using testing::Shapes;
-using testing::Twins;
 
 constexpr std::int64_t kEverything = 0;
 
 /// How far two runs from the same start are apart, relative to how far they went.
-double relative_distance(const at::Tensor& ours, const at::Tensor& theirs, const at::Tensor& start) {
+double relative_distance(const at::Tensor& ours, const at::Tensor& theirs,
+                         const at::Tensor& start) {
   return ((ours - theirs).norm() / (theirs - start).norm()).item<double>();
 }
 
@@ -27,65 +28,68 @@ TEST(AdamW8bit, KeepsTwoBytesPerParameter) {
   const at::Tensor matrix = torch::zeros({512, 300}, torch::requires_grad());
   AdamW8bit optimizer({matrix});
   optimizer.prepare_state();
-  EXPECT_LE(static_cast<double>(optimizer.state_bytes()), 2.04 * static_cast<double>(matrix.numel()));
+  EXPECT_LE(static_cast<double>(optimizer.state_bytes()),
+            2.04 * static_cast<double>(matrix.numel()));
 }
 
 TEST(AdamW8bit, StaysCloseToAdamW) {
-  Twins twins(Shapes{{100, 130}, {5003}});
+  ReferencePair pair(Shapes{{100, 130}, {5003}});
   std::vector<at::Tensor> start;
-  for (const auto& p : twins.ours) start.push_back(p.detach().clone());
-  AdamW8bit ours(twins.ours, AdamW8bitOptions(1e-3).weight_decay(0.1));
-  AdamW theirs(twins.theirs, AdamWOptions(1e-3).weight_decay(0.1));
+  for (const auto& p : pair.ours) start.push_back(p.detach().clone());
+  AdamW8bit ours(pair.ours, AdamW8bitOptions(1e-3).weight_decay(0.1));
+  AdamW theirs(pair.theirs, AdamWOptions(1e-3).weight_decay(0.1));
   torch::manual_seed(5);
   std::vector<at::Tensor> drift;  // a mean gradient per element, under noise
-  for (const auto& p : twins.ours) drift.push_back(torch::randn(p.sizes()));
+  for (const auto& p : pair.ours) drift.push_back(torch::randn(p.sizes()));
   for (int step = 0; step < 300; ++step) {
-    twins.give_gradients(step);
+    pair.give_gradients(step);
     for (std::size_t i = 0; i < drift.size(); ++i) {
-      twins.ours[i].mutable_grad().add_(drift[i], 0.02);
-      twins.theirs[i].mutable_grad().add_(drift[i], 0.02);
+      pair.ours[i].mutable_grad().add_(drift[i], 0.02);
+      pair.theirs[i].mutable_grad().add_(drift[i], 0.02);
     }
     ours.step();
     theirs.step();
   }
-  for (std::size_t i = 0; i < start.size(); ++i) EXPECT_LE(relative_distance(twins.ours[i], twins.theirs[i], start[i]), 0.03);
+  for (std::size_t i = 0; i < start.size(); ++i)
+    EXPECT_LE(relative_distance(pair.ours[i], pair.theirs[i], start[i]), 0.03);
 }
 
 TEST(AdamW8bit, TheSecondMomentFollowsWhereRoundingToNearestWouldFreezeIt) {
-  // All elements of a block but one get smaller gradients after a while. The one keeps the block's scale up, so that only the codes can
-  // move, and a single update moves them by less than a tenth of a step.
-  Twins twins(Shapes{{16, 256}});
-  AdamW8bit ours(twins.ours, AdamW8bitOptions(1e-3).min_8bit_size(kEverything));
-  AdamW theirs(twins.theirs, AdamWOptions(1e-3));
+  // All elements of a block but one get smaller gradients after a while. The one keeps the block's
+  // scale up, so that only the codes can move, and a single update moves them by less than a tenth
+  // of a step.
+  ReferencePair pair(Shapes{{16, 256}});
+  AdamW8bit ours(pair.ours, AdamW8bitOptions(1e-3).min_8bit_size(kEverything));
+  AdamW theirs(pair.theirs, AdamWOptions(1e-3));
   at::Tensor start;
   torch::manual_seed(6);
   for (int step = 0; step < 4000; ++step) {
     at::Tensor gradient = torch::randn({16, 256});
     if (step >= 1000) gradient.slice(1, 1, 256).mul_(0.2);
     gradient.slice(1, 1, 256).add_(0.02);
-    twins.ours[0].mutable_grad() = gradient;
-    twins.theirs[0].mutable_grad() = gradient.clone();
+    pair.ours[0].mutable_grad() = gradient;
+    pair.theirs[0].mutable_grad() = gradient.clone();
     if (step == 3500) {
       torch::NoGradGuard no_grad;
-      start = twins.theirs[0].detach().clone();
-      twins.ours[0].copy_(start);
+      start = pair.theirs[0].detach().clone();
+      pair.ours[0].copy_(start);
     }
     ours.step();
     theirs.step();
   }
-  EXPECT_LE(relative_distance(twins.ours[0], twins.theirs[0], start), 0.1);
+  EXPECT_LE(relative_distance(pair.ours[0], pair.theirs[0], start), 0.1);
 }
 
 TEST(AdamW8bit, SmallTensorsAreExactlyAdamW) {
-  Twins twins(Shapes{{7}, {63, 65}, {4095}});
-  AdamW8bit ours(twins.ours, AdamW8bitOptions(1e-2));
-  AdamW theirs(twins.theirs, AdamWOptions(1e-2));
+  ReferencePair pair(Shapes{{7}, {63, 65}, {4095}});
+  AdamW8bit ours(pair.ours, AdamW8bitOptions(1e-2));
+  AdamW theirs(pair.theirs, AdamWOptions(1e-2));
   for (int step = 0; step < 20; ++step) {
-    twins.give_gradients(step);
+    pair.give_gradients(step);
     ours.step();
     theirs.step();
   }
-  EXPECT_TRUE(twins.identical());
+  EXPECT_TRUE(pair.identical());
   AdamW8bit all_fp32({torch::zeros({100, 100}, torch::requires_grad())},
                      AdamW8bitOptions().min_8bit_size(std::numeric_limits<std::int64_t>::max()));
   all_fp32.prepare_state();
@@ -93,13 +97,13 @@ TEST(AdamW8bit, SmallTensorsAreExactlyAdamW) {
 }
 
 TEST(AdamW8bit, TheFirstUpdateIsExact) {
-  Twins twins(Shapes{{97, 101}});
-  AdamW8bit ours(twins.ours);
-  AdamW theirs(twins.theirs);
-  twins.give_gradients(0);
+  ReferencePair pair(Shapes{{97, 101}});
+  AdamW8bit ours(pair.ours);
+  AdamW theirs(pair.theirs);
+  pair.give_gradients(0);
   ours.step();
   theirs.step();
-  EXPECT_LE(twins.largest_difference(), 3e-7);  // the last bit of the parameters
+  EXPECT_LE(pair.largest_difference(), 3e-7);  // the last bit of the parameters
 }
 
 TEST(AdamW8bit, ElementsWithoutGradientDoNotMove) {
@@ -119,7 +123,8 @@ TEST(AdamW8bit, ElementsWithoutGradientDoNotMove) {
 }
 
 TEST(AdamW8bit, AVanishingGradientMakesNoWildStep) {
-  // Gradients that span ten decades within each block, then stop: a second moment rounded to 0 would divide the first one by eps.
+  // Gradients that span ten decades within each block, then stop: a second moment rounded to 0
+  // would divide the first one by eps.
   torch::manual_seed(8);
   const at::Tensor gradient = torch::pow(10.0, -10 * torch::rand({20, 256}));
   const auto largest_way = [&gradient](auto make) {
@@ -131,12 +136,16 @@ TEST(AdamW8bit, AVanishingGradientMakesNoWildStep) {
     }
     return p.abs().max().template item<double>();
   };
-  const double exact = largest_way([](const at::Tensor& p) { return AdamW({p}, AdamWOptions(1e-3)); });
-  const double quantized = largest_way([](const at::Tensor& p) { return AdamW8bit({p}, AdamW8bitOptions(1e-3)); });
+  const double exact =
+      largest_way([](const at::Tensor& p) { return AdamW({p}, AdamWOptions(1e-3)); });
+  const double quantized =
+      largest_way([](const at::Tensor& p) { return AdamW8bit({p}, AdamW8bitOptions(1e-3)); });
   EXPECT_LE(quantized, 5 * exact);
 }
 
-TEST(AdamW8bit, DoesNotDependOnTheNumberOfThreads) { expect_independent_of_threads<AdamW8bit>({{700, 333}, {65537}}); }
+TEST(AdamW8bit, DoesNotDependOnTheNumberOfThreads) {
+  expect_independent_of_threads<AdamW8bit>({{700, 333}, {65537}});
+}
 
 TEST(AdamW8bit, RefusesOtherTypesAndLayouts) {
   const auto refuses = [](const at::Tensor& values) {

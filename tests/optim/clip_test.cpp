@@ -13,7 +13,8 @@ const double kNan = std::numeric_limits<double>::quiet_NaN();
 
 double reference_norm(const std::vector<at::Tensor>& gradients) {
   double sum = 0;
-  for (const at::Tensor& gradient : gradients) sum += gradient.to(torch::kDouble).square().sum().item<double>();
+  for (const at::Tensor& gradient : gradients)
+    sum += gradient.to(torch::kDouble).square().sum().item<double>();
   return std::sqrt(sum);
 }
 
@@ -26,8 +27,9 @@ TEST(GlobalNorm, IsTheNormOfAllGradientsTogether) {
 TEST(GlobalNorm, TakesEveryTypeAndLayout) {
   torch::manual_seed(1);
   for (const auto type : {torch::kFloat, torch::kDouble, torch::kBFloat16, torch::kHalf}) {
-    const std::vector<at::Tensor> gradients = {torch::randn({257, 311}).to(type), torch::randn({40, 30}).to(type).t(),
-                                               torch::randn({100, 9}).to(type).slice(1, 0, 9, 2), torch::randn({3}).to(type)};
+    const std::vector<at::Tensor> gradients = {
+        torch::randn({257, 311}).to(type), torch::randn({40, 30}).to(type).t(),
+        torch::randn({100, 9}).to(type).slice(1, 0, 9, 2), torch::randn({3}).to(type)};
     EXPECT_NEAR(global_norm(gradients) / reference_norm(gradients), 1, 1e-12) << type;
   }
 }
@@ -59,7 +61,8 @@ TEST(GlobalNorm, DoesNotOverflowWhileGradientsAreFinite) {
 }
 
 TEST(ClipGlobalNorm, ScalesToTheNormAndReturnsTheOneBefore) {
-  const std::vector<at::Tensor> gradients = {torch::full({1}, 3.0, torch::kDouble), torch::full({1}, 4.0, torch::kDouble)};
+  const std::vector<at::Tensor> gradients = {torch::full({1}, 3.0, torch::kDouble),
+                                             torch::full({1}, 4.0, torch::kDouble)};
   EXPECT_DOUBLE_EQ(clip_global_norm(gradients, 1.0), 5);
   EXPECT_NEAR(gradients[0].item<double>(), 0.6, 1e-6);
   EXPECT_NEAR(gradients[1].item<double>(), 0.8, 1e-6);
@@ -77,7 +80,8 @@ TEST(ClipGlobalNorm, DoesWhatTorchDoes) {
     }
     const double expected = torch::nn::utils::clip_grad_norm_(parameters, max_norm);
     EXPECT_NEAR(clip_global_norm(gradients, max_norm) / expected, 1, 1e-6);
-    for (std::size_t i = 0; i < gradients.size(); ++i) EXPECT_TRUE(torch::allclose(gradients[i], parameters[i].grad(), 1e-6, 0));
+    for (std::size_t i = 0; i < gradients.size(); ++i)
+      EXPECT_TRUE(torch::allclose(gradients[i], parameters[i].grad(), 1e-6, 0));
   }
 }
 

@@ -1,12 +1,12 @@
-#include "headroom/optim/grad_scaler.h"
+#include <headroom/optim/grad_scaler.h>
 
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
 #include <limits>
 
-#include "headroom/core/error.h"
-#include "headroom/optim/adam.h"
+#include <headroom/core/error.h>
+#include "optim/adam.h"
 
 namespace headroom {
 namespace {
@@ -121,11 +121,14 @@ TEST(GradScaler, ContinuesExactlyFromItsState) {
 /// A window of micro-batches with the scaler, as a training loop writes it.
 class Loop {
  public:
-  Loop() : weight_(torch::linspace(-1, 1, 6).reshape({2, 3}).requires_grad_()), optimizer_({weight_}, AdamWOptions(0.05)) {}
+  Loop()
+      : weight_(torch::linspace(-1, 1, 6).reshape({2, 3}).requires_grad_()),
+        optimizer_({weight_}, AdamWOptions(0.05)) {}
 
   void run_window(const std::vector<at::Tensor>& inputs, int overflow_at) {
     for (int i = 0; i < static_cast<int>(inputs.size()); ++i) {
-      at::Tensor loss = inputs[static_cast<std::size_t>(i)].matmul(weight_.t()).pow(2).mean() / static_cast<double>(inputs.size());
+      at::Tensor loss = inputs[static_cast<std::size_t>(i)].matmul(weight_.t()).pow(2).mean() /
+                        static_cast<double>(inputs.size());
       if (i == overflow_at) loss = loss * kInfinity;
       scaler_.scale(loss).backward();
     }
@@ -156,13 +159,15 @@ TEST(GradScaler, AnOverflowInAnyMicroBatchSkipsTheWindowAndLeavesNoTrace) {
     loop.run_window(windows[0], -1);
     const at::Tensor before = loop.weight_.detach().clone();
     loop.run_window(windows[1], position);
-    EXPECT_TRUE(torch::equal(loop.weight_, before)) << "updated in spite of an overflow in micro-batch " << position;
+    EXPECT_TRUE(torch::equal(loop.weight_, before))
+        << "updated in spite of an overflow in micro-batch " << position;
     EXPECT_EQ(loop.num_updates_, 1);
     EXPECT_EQ(loop.scaler_.num_skipped(), 1);
     EXPECT_EQ(loop.scaler_.scale_factor(), 32768);
     loop.run_window(windows[2], -1);
     loop.run_window(windows[3], -1);
-    // Scales are powers of two, so that the run equals one that never saw the bad window, bit by bit.
+    // Scales are powers of two, so that the run equals one that never saw the bad window, bit by
+    // bit.
     EXPECT_TRUE(torch::equal(loop.weight_, clean.weight_));
     EXPECT_EQ(loop.num_updates_, clean.num_updates_);
   }

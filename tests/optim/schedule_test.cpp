@@ -10,7 +10,8 @@ namespace {
 TEST(LearningRateSchedule, ConstantRisesThenStays) {
   const LearningRateSchedule schedule(ScheduleKind::kConstant, 0, 4);
   const std::vector<double> expected = {0, 0.25, 0.5, 0.75, 1, 1, 1};
-  for (std::size_t i = 0; i < expected.size(); ++i) EXPECT_DOUBLE_EQ(schedule.at(i), expected[i]) << i;
+  for (std::size_t i = 0; i < expected.size(); ++i)
+    EXPECT_DOUBLE_EQ(schedule.at(i), expected[i]) << i;
   EXPECT_DOUBLE_EQ(LearningRateSchedule(ScheduleKind::kConstant).at(0), 1);
   EXPECT_DOUBLE_EQ(schedule.at(1'000'000), 1);
 }
@@ -18,8 +19,10 @@ TEST(LearningRateSchedule, ConstantRisesThenStays) {
 TEST(LearningRateSchedule, LinearFallsToZeroAtTheEnd) {
   // transformers.get_linear_schedule_with_warmup(num_warmup_steps=2, num_training_steps=10)
   const LearningRateSchedule schedule(ScheduleKind::kLinear, 10, 2);
-  const std::vector<double> expected = {0, 0.5, 1, 0.875, 0.75, 0.625, 0.5, 0.375, 0.25, 0.125, 0, 0, 0};
-  for (std::size_t i = 0; i < expected.size(); ++i) EXPECT_DOUBLE_EQ(schedule.at(i), expected[i]) << i;
+  const std::vector<double> expected = {0,     0.5,  1,     0.875, 0.75, 0.625, 0.5,
+                                        0.375, 0.25, 0.125, 0,     0,    0};
+  for (std::size_t i = 0; i < expected.size(); ++i)
+    EXPECT_DOUBLE_EQ(schedule.at(i), expected[i]) << i;
 }
 
 TEST(LearningRateSchedule, CosineFallsToZeroAndStaysThere) {
@@ -51,7 +54,8 @@ TEST(LearningRateSchedule, RejectsNonsense) {
 }
 
 TEST(ScheduleKind, IsReadByName) {
-  for (const char* name : {"constant", "linear", "cosine"}) EXPECT_STREQ(schedule_kind_name(parse_schedule_kind(name)), name);
+  for (const char* name : {"constant", "linear", "cosine"})
+    EXPECT_STREQ(schedule_kind_name(parse_schedule_kind(name)), name);
   EXPECT_THROW(parse_schedule_kind("polynomial"), ConfigError);
   EXPECT_THROW(parse_schedule_kind(""), ConfigError);
 }
@@ -59,7 +63,8 @@ TEST(ScheduleKind, IsReadByName) {
 TEST(LrScheduler, SetsEveryGroupByItsOwnBase) {
   std::vector<torch::optim::OptimizerParamGroup> groups;
   groups.emplace_back(std::vector<at::Tensor>{torch::zeros({1}, torch::requires_grad())});
-  groups.emplace_back(std::vector<at::Tensor>{torch::zeros({1}, torch::requires_grad())}, std::make_unique<torch::optim::SGDOptions>(0.01));
+  groups.emplace_back(std::vector<at::Tensor>{torch::zeros({1}, torch::requires_grad())},
+                      std::make_unique<torch::optim::SGDOptions>(0.01));
   torch::optim::SGD optimizer(std::move(groups), torch::optim::SGDOptions(0.1));
   const auto rate = [&](int group) { return optimizer.param_groups()[group].options().get_lr(); };
 

@@ -4,18 +4,18 @@
 #include <cstdio>
 #include <sstream>
 
-#include "headroom/core/error.h"
-#include "headroom/memory/meter.h"
-#include "headroom/optim/adafactor.h"
-#include "headroom/optim/adam.h"
-#include "headroom/optim/factory.h"
+#include <headroom/core/error.h>
+#include <headroom/memory/meter.h>
+#include <headroom/optim/factory.h>
+#include "optim/adafactor.h"
+#include "optim/adam.h"
 #include "optim/reference.h"
 
 namespace headroom {
 namespace {
 
+using testing::ReferencePair;
 using testing::Shapes;
-using testing::Twins;
 
 const Shapes kShapes = {{50, 200}, {33, 5}, {200}, {17, 3, 3, 3}, {4099}, {}};
 
@@ -30,7 +30,8 @@ OptimizerConfig config_of(const std::string& name, double momentum = 0) {
 
 NamedParameters named(const std::vector<at::Tensor>& parameters) {
   NamedParameters result;
-  for (const auto& parameter : parameters) result.emplace_back("p" + std::to_string(result.size()), parameter);
+  for (const auto& parameter : parameters)
+    result.emplace_back("p" + std::to_string(result.size()), parameter);
   return result;
 }
 
@@ -40,39 +41,42 @@ class EveryOptimizer : public ::testing::TestWithParam<std::pair<std::string, do
 };
 
 INSTANTIATE_TEST_SUITE_P(Optim, EveryOptimizer,
-                         ::testing::Values(std::pair{"sgd", 0.0}, std::pair{"sgd", 0.9}, std::pair{"adam", 0.0}, std::pair{"adamw", 0.0},
-                                           std::pair{"adafactor", 0.0}, std::pair{"adamw_8bit", 0.0}));
+                         ::testing::Values(std::pair{"sgd", 0.0}, std::pair{"sgd", 0.9},
+                                           std::pair{"adam", 0.0}, std::pair{"adamw", 0.0},
+                                           std::pair{"adafactor", 0.0},
+                                           std::pair{"adamw_8bit", 0.0}));
 
 TEST_P(EveryOptimizer, ContinuesBitByBitAfterSaveAndLoad) {
-  Twins twins(kShapes);
-  auto ours = make_optimizer(config(), named(twins.ours));
-  auto theirs = make_optimizer(config(), named(twins.theirs));
+  ReferencePair pair(kShapes);
+  auto ours = make_optimizer(config(), named(pair.ours));
+  auto theirs = make_optimizer(config(), named(pair.theirs));
   for (int step = 0; step < 20; ++step) {
-    twins.give_gradients(step);
+    pair.give_gradients(step);
     ours->step();
     theirs->step();
   }
-  ours->param_groups()[0].options().set_lr(3e-3);  // as a scheduler does: the archive must bring it back
+  ours->param_groups()[0].options().set_lr(
+      3e-3);  // as a scheduler does: the archive must bring it back
   theirs->param_groups()[0].options().set_lr(3e-3);
   std::stringstream archive;
   torch::save(*ours, archive);
-  auto restored = make_optimizer(config(), named(twins.ours));
+  auto restored = make_optimizer(config(), named(pair.ours));
   torch::load(*restored, archive);
   EXPECT_DOUBLE_EQ(restored->param_groups()[0].options().get_lr(), 3e-3);
   EXPECT_EQ(restored->state_bytes(), ours->state_bytes());
   for (int step = 20; step < 40; ++step) {
-    twins.give_gradients(step);
+    pair.give_gradients(step);
     restored->step();
     theirs->step();
   }
-  EXPECT_TRUE(twins.identical());
+  EXPECT_TRUE(pair.identical());
 }
 
 TEST_P(EveryOptimizer, EqualRunsGiveEqualArchives) {
-  Twins twins(kShapes);
-  auto ours = make_optimizer(config(), named(twins.ours));
-  auto theirs = make_optimizer(config(), named(twins.theirs));
-  twins.give_gradients(0);
+  ReferencePair pair(kShapes);
+  auto ours = make_optimizer(config(), named(pair.ours));
+  auto theirs = make_optimizer(config(), named(pair.theirs));
+  pair.give_gradients(0);
   ours->step();
   theirs->step();
   std::stringstream first;
@@ -84,9 +88,11 @@ TEST_P(EveryOptimizer, EqualRunsGiveEqualArchives) {
 
 TEST_P(EveryOptimizer, StateBytesAreWhatTheMeterCounts) {
   auto& meter = MemoryMeter::instance();
-  Twins twins(kShapes);
-  auto optimizer = make_optimizer(config(), named(twins.ours));
-  const auto optimizer_bytes = [&meter]() { return meter.use().live_by_owner[static_cast<std::size_t>(Owner::kOptimizer)]; };
+  ReferencePair pair(kShapes);
+  auto optimizer = make_optimizer(config(), named(pair.ours));
+  const auto optimizer_bytes = [&meter]() {
+    return meter.use().live_by_owner[static_cast<std::size_t>(Owner::kOptimizer)];
+  };
   const std::int64_t before = optimizer_bytes();
   {
     const OwnerScope scope(Owner::kOptimizer);
@@ -99,10 +105,10 @@ TEST_P(EveryOptimizer, StateBytesAreWhatTheMeterCounts) {
 
 TEST_P(EveryOptimizer, NothingIsAllocatedAfterPrepareState) {
   auto& meter = MemoryMeter::instance();
-  Twins twins(Shapes{{1000, 300}, {300}, {3, 8200}});
-  auto optimizer = make_optimizer(config(), named(twins.ours));
+  ReferencePair pair(Shapes{{1000, 300}, {300}, {3, 8200}});
+  auto optimizer = make_optimizer(config(), named(pair.ours));
   optimizer->prepare_state();
-  twins.give_gradients(0);
+  pair.give_gradients(0);
   meter.reset_peak();
   const std::int64_t before = meter.live_bytes();
   optimizer->step();
@@ -112,38 +118,39 @@ TEST_P(EveryOptimizer, NothingIsAllocatedAfterPrepareState) {
 
 TEST_P(EveryOptimizer, OutOfMemoryLeavesTheParametersAsTheyWere) {
   auto& meter = MemoryMeter::instance();
-  Twins twins(Shapes{{100, 100}, {100, 100}, {5000}});
-  auto optimizer = make_optimizer(config(), named(twins.ours));
+  ReferencePair pair(Shapes{{100, 100}, {100, 100}, {5000}});
+  auto optimizer = make_optimizer(config(), named(pair.ours));
   if (optimizer_state_bytes(config(), {{100, 100}}) == 0) GTEST_SKIP() << "no state";
-  twins.give_gradients(0);
+  pair.give_gradients(0);
   meter.set_cap(meter.live_bytes() + optimizer_state_bytes(config(), {{100, 100}}) + 64);
   EXPECT_ANY_THROW(optimizer->step());
   meter.set_cap(0);
-  EXPECT_TRUE(twins.identical());
-  auto fresh = make_optimizer(config(), named(twins.theirs));
+  EXPECT_TRUE(pair.identical());
+  auto fresh = make_optimizer(config(), named(pair.theirs));
   optimizer->step();
   fresh->step();
-  EXPECT_TRUE(twins.identical());
+  EXPECT_TRUE(pair.identical());
 }
 
 TEST_P(EveryOptimizer, SteppingParameterByParameterIsTheSame) {
-  Twins twins(kShapes);
-  auto ours = make_optimizer(config(), named(twins.ours));
-  auto theirs = make_optimizer(config(), named(twins.theirs));
+  ReferencePair pair(kShapes);
+  auto ours = make_optimizer(config(), named(pair.ours));
+  auto theirs = make_optimizer(config(), named(pair.theirs));
   for (int step = 0; step < 5; ++step) {
-    twins.give_gradients(step);
+    pair.give_gradients(step);
     theirs->step();
     for (std::size_t group = ours->param_groups().size(); group-- > 0;) {
-      for (auto& parameter : ours->param_groups()[group].params()) ours->step_parameter(parameter, group);
+      for (auto& parameter : ours->param_groups()[group].params())
+        ours->step_parameter(parameter, group);
     }
   }
-  EXPECT_TRUE(twins.identical());
+  EXPECT_TRUE(pair.identical());
 }
 
 TEST(LeanOptimizer, RefusesTheArchiveOfAnotherRun) {
-  Twins twins(Shapes{{8, 4}, {4}});
-  AdamW saved(twins.ours);
-  twins.give_gradients(0);
+  ReferencePair pair(Shapes{{8, 4}, {4}});
+  AdamW saved(pair.ours);
+  pair.give_gradients(0);
   saved.step();
   std::stringstream archive;
   torch::save(saved, archive);
@@ -151,47 +158,56 @@ TEST(LeanOptimizer, RefusesTheArchiveOfAnotherRun) {
     std::stringstream copy(archive.str());
     EXPECT_THROW(torch::load(optimizer, copy), SnapshotError);
   };
-  const auto zeros = [](const std::vector<std::int64_t>& shape) { return torch::zeros(shape, torch::requires_grad()); };
-  refuses(Adam(twins.ours));
-  refuses(AdamW(std::vector<at::Tensor>{twins.ours[0]}));
+  const auto zeros = [](const std::vector<std::int64_t>& shape) {
+    return torch::zeros(shape, torch::requires_grad());
+  };
+  refuses(Adam(pair.ours));
+  refuses(AdamW(std::vector<at::Tensor>{pair.ours[0]}));
   refuses(AdamW(std::vector<at::Tensor>{zeros({4, 8}), zeros({4})}));
-  refuses(AdamW(std::vector<at::Tensor>{zeros({8, 4}).to(torch::kDouble).detach().requires_grad_(), zeros({4})}));
+  refuses(AdamW(std::vector<at::Tensor>{zeros({8, 4}).to(torch::kDouble).detach().requires_grad_(),
+                                        zeros({4})}));
 }
 
 TEST(MakeOptimizer, DecaysMatricesOnlyUnlessTold) {
-  Twins twins(Shapes{{8, 4}, {4}, {}});
+  ReferencePair pair(Shapes{{8, 4}, {4}, {}});
   auto config = config_of("adamw");
-  const auto optimizer = make_optimizer(config, named(twins.ours));
+  const auto optimizer = make_optimizer(config, named(pair.ours));
   ASSERT_EQ(optimizer->param_groups().size(), 2U);
   EXPECT_EQ(optimizer->param_groups()[0].params().size(), 1U);
-  EXPECT_DOUBLE_EQ(static_cast<AdamWOptions&>(optimizer->param_groups()[0].options()).weight_decay(), 0.1);
-  EXPECT_DOUBLE_EQ(static_cast<AdamWOptions&>(optimizer->param_groups()[1].options()).weight_decay(), 0.0);
+  EXPECT_DOUBLE_EQ(
+      static_cast<AdamWOptions&>(optimizer->param_groups()[0].options()).weight_decay(), 0.1);
+  EXPECT_DOUBLE_EQ(
+      static_cast<AdamWOptions&>(optimizer->param_groups()[1].options()).weight_decay(), 0.0);
   config.decay_biases_and_norms = true;
-  EXPECT_EQ(make_optimizer(config, named(twins.ours))->param_groups().size(), 1U);
+  EXPECT_EQ(make_optimizer(config, named(pair.ours))->param_groups().size(), 1U);
 }
 
 TEST(MakeOptimizer, TakesTiedWeightsOnceAndLeavesFrozenOnesOut) {
-  Twins twins(Shapes{{8, 4}, {8, 4}, {4, 4}});
-  twins.ours[1].requires_grad_(false);
-  auto parameters = named(twins.ours);
-  parameters.emplace_back("head.weight", twins.ours[0]);
+  ReferencePair pair(Shapes{{8, 4}, {8, 4}, {4, 4}});
+  pair.ours[1].requires_grad_(false);
+  auto parameters = named(pair.ours);
+  parameters.emplace_back("head.weight", pair.ours[0]);
   const auto optimizer = make_optimizer(config_of("adafactor"), parameters);
   ASSERT_EQ(optimizer->param_groups().size(), 1U);
   EXPECT_EQ(optimizer->param_groups()[0].params().size(), 2U);
 }
 
 TEST(MakeOptimizer, KeepsFp32StateWhereAsked) {
-  Twins twins(Shapes{{100, 100}, {100, 100}});
-  const auto is_embedding = [](const std::string& name, const at::Tensor& /*parameter*/) { return name == "p1"; };
-  const auto optimizer = make_optimizer(config_of("adamw_8bit"), named(twins.ours), is_embedding);
+  ReferencePair pair(Shapes{{100, 100}, {100, 100}});
+  const auto is_embedding = [](const std::string& name, const at::Tensor& /*parameter*/) {
+    return name == "p1";
+  };
+  const auto optimizer = make_optimizer(config_of("adamw_8bit"), named(pair.ours), is_embedding);
   optimizer->prepare_state();
-  EXPECT_EQ(optimizer->state_bytes(), optimizer_state_bytes(config_of("adamw_8bit"), {{100, 100}}) + 80000);
+  EXPECT_EQ(optimizer->state_bytes(),
+            optimizer_state_bytes(config_of("adamw_8bit"), {{100, 100}}) + 80000);
 }
 
 TEST(MakeOptimizer, NamesTheChoicesOfAnUnknownName) {
-  Twins twins(Shapes{{4, 4}});
-  for (const auto& run : {std::function<void()>([&] { make_optimizer(config_of("adamax"), named(twins.ours)); }),
-                          std::function<void()>([] { optimizer_state_bytes(config_of("adamax"), {}); })}) {
+  ReferencePair pair(Shapes{{4, 4}});
+  for (const auto& run :
+       {std::function<void()>([&] { make_optimizer(config_of("adamax"), named(pair.ours)); }),
+        std::function<void()>([] { optimizer_state_bytes(config_of("adamax"), {}); })}) {
     try {
       run();
       FAIL() << "accepted";
@@ -205,14 +221,25 @@ TEST(MakeOptimizer, NamesTheChoicesOfAnUnknownName) {
 TEST(OptimizerStateBytes, OfGpt2) {
   Shapes shapes = {{50257, 768}, {1024, 768}};
   for (int layer = 0; layer < 12; ++layer) {
-    for (const auto& shape :
-         Shapes{{768}, {768}, {2304, 768}, {2304}, {768, 768}, {768}, {768}, {768}, {3072, 768}, {3072}, {768, 3072}, {768}}) {
+    for (const auto& shape : Shapes{{768},
+                                    {768},
+                                    {2304, 768},
+                                    {2304},
+                                    {768, 768},
+                                    {768},
+                                    {768},
+                                    {768},
+                                    {3072, 768},
+                                    {3072},
+                                    {768, 3072},
+                                    {768}}) {
       shapes.push_back(shape);
     }
   }
   shapes.insert(shapes.end(), {{768}, {768}});
   double num_parameters = 0;
-  for (const auto& shape : shapes) num_parameters += static_cast<double>(shape.size() == 2 ? shape[0] * shape[1] : shape[0]);
+  for (const auto& shape : shapes)
+    num_parameters += static_cast<double>(shape.size() == 2 ? shape[0] * shape[1] : shape[0]);
   EXPECT_EQ(num_parameters, 124439808);
   const auto bytes_per_parameter = [&](const std::string& name) {
     return static_cast<double>(optimizer_state_bytes(config_of(name), shapes)) / num_parameters;

@@ -9,9 +9,11 @@ int main() {
   arguments.output_dir = "package_test_output";
   arguments.max_steps = 2;
   arguments.disable_tqdm = true;
-  std::shared_ptr<const headroom::Dataset> data = headroom::make_synthetic_images(32, 1, 4, 4, 10, 1);
+  std::shared_ptr<const headroom::Dataset> data =
+      headroom::make_synthetic_images(32, 1, 4, 4, 10, 1);
   headroom::Trainer trainer(arguments, model.chain, data);
   const headroom::TrainResults results = trainer.train();
-  std::printf("headroom %s: %lld updates, loss %.4f\n", headroom::kVersion, static_cast<long long>(results.global_step), results.final_loss);
+  std::printf("headroom %s: %lld updates, loss %.4f\n", headroom::kVersion,
+              static_cast<long long>(results.global_step), results.final_loss);
   return results.global_step == 2 && headroom::parse_bytes("1KiB") == 1024 ? 0 : 1;
 }

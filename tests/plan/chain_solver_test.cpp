@@ -6,7 +6,7 @@
 
 #include <headroom/core/error.h>
 #include <headroom/plan/policies.h>
-#include <headroom/plan/simulate.h>
+#include "plan/simulate.h"
 
 #include <gtest/gtest.h>
 
@@ -20,8 +20,8 @@ namespace {
 using testing::random_chain;
 using testing::RandomChainLimits;
 
-StageCosts stage(std::int64_t output, std::int64_t grad, std::int64_t forward_ns, std::int64_t transient,
-                 std::vector<StageOption> options) {
+StageCosts stage(std::int64_t output, std::int64_t grad, std::int64_t forward_ns,
+                 std::int64_t transient, std::vector<StageOption> options) {
   return {"", output, grad, forward_ns, transient, 0, std::move(options)};
 }
 
@@ -47,8 +47,9 @@ ChainCosts revolve_chain(int n, std::int64_t kept_bytes) {
 }
 
 TEST(ChainSolver, MatchesRevolve) {
-  const std::vector<std::vector<int>> cases = {{5, 2, 6},     {10, 3, 15},    {14, 3, 27},    {20, 4, 39},     {50, 5, 122},
-                                               {100, 5, 316}, {100, 10, 222}, {250, 25, 473}, {1000, 10, 3636}};
+  const std::vector<std::vector<int>> cases = {{5, 2, 6},      {10, 3, 15},    {14, 3, 27},
+                                               {20, 4, 39},    {50, 5, 122},   {100, 5, 316},
+                                               {100, 10, 222}, {250, 25, 473}, {1000, 10, 3636}};
   for (const std::vector<int>& values : cases) {
     const int n = values[0], c = values[1], extra = values[2];
     for (const std::int64_t kept_bytes : {std::int64_t{2} * n, std::int64_t{1000000}}) {
@@ -66,38 +67,46 @@ TEST(ChainSolver, MatchesRevolve) {
 TEST(ChainSolver, EqualStages) {
   const auto equal = [](int n) {
     ChainCosts chain;
-    for (int l = 1; l <= n; ++l) chain.stages.push_back(stage(1, l == n ? 0 : 1, 1, 0, {{3, 1, 2, 0, 0}}));
+    for (int l = 1; l <= n; ++l)
+      chain.stages.push_back(stage(1, l == n ? 0 : 1, 1, 0, {{3, 1, 2, 0, 0}}));
     return chain;
   };
   const std::map<int, std::vector<int>> expected = {
       {4, {-1, 16, 15, 14, 14, 14, 13, 13, 12, 12}},
-      {8, {-1, 46, 36, 33, 31, 30, 30, 29, 29, 28, 28, 28, 27, 27, 27, 26, 26, 26, 25, 25, 24, 24}}};
+      {8,
+       {-1, 46, 36, 33, 31, 30, 30, 29, 29, 28, 28, 28, 27, 27, 27, 26, 26, 26, 25, 25, 24, 24}}};
   for (const auto& [n, times] : expected) {
     ChainSolver solver(equal(n));
     EXPECT_EQ(solver.smallest_budget_bytes(), 6);
     for (std::size_t i = 0; i < times.size(); ++i)
-      EXPECT_EQ(time_at(solver, 5 + static_cast<std::int64_t>(i)), times[i]) << n << " at " << 5 + i;
+      EXPECT_EQ(time_at(solver, 5 + static_cast<std::int64_t>(i)), times[i])
+          << n << " at " << 5 + i;
   }
 }
 
 ChainCosts mixed_chain() {
   ChainCosts chain;
-  chain.stages = {stage(4, 4, 3, 1, {{10, 3, 6, 1, 2}}), stage(4, 4, 5, 1, {{12, 5, 10, 1, 2}, {7, 5, 13, 2, 4}}),
-                  stage(2, 2, 2, 0, {{5, 2, 4, 0, 1}}), stage(2, 2, 6, 1, {{6, 6, 12, 1, 1}, {3, 6, 15, 1, 2}}),
+  chain.stages = {stage(4, 4, 3, 1, {{10, 3, 6, 1, 2}}),
+                  stage(4, 4, 5, 1, {{12, 5, 10, 1, 2}, {7, 5, 13, 2, 4}}),
+                  stage(2, 2, 2, 0, {{5, 2, 4, 0, 1}}),
+                  stage(2, 2, 6, 1, {{6, 6, 12, 1, 1}, {3, 6, 15, 1, 2}}),
                   stage(1, 0, 1, 0, {{1, 1, 2, 0, 0}})};
   return chain;
 }
 
 TEST(ChainSolver, MixedStagesWithOptions) {
-  const std::vector<int> times = {-1, 62, 59, 59, 59, 57, 57, 56, 56, 56, 54, 54, 54, 53, 53, 53, 51, 51};
+  const std::vector<int> times = {-1, 62, 59, 59, 59, 57, 57, 56, 56,
+                                  56, 54, 54, 54, 53, 53, 53, 51, 51};
   ChainSolver solver(mixed_chain());
   EXPECT_EQ(solver.smallest_budget_bytes(), 23);
-  for (std::size_t i = 0; i < times.size(); ++i) EXPECT_EQ(time_at(solver, 22 + static_cast<std::int64_t>(i)), times[i]) << 22 + i;
+  for (std::size_t i = 0; i < times.size(); ++i)
+    EXPECT_EQ(time_at(solver, 22 + static_cast<std::int64_t>(i)), times[i]) << 22 + i;
 }
 
 TEST(ChainSolver, FrontierIsWhereTheTimeChanges) {
   ChainSolver solver(mixed_chain());
-  const std::vector<std::pair<int, int>> expected = {{23, 62}, {24, 59}, {27, 57}, {29, 56}, {32, 54}, {35, 53}, {38, 51}};
+  const std::vector<std::pair<int, int>> expected = {{23, 62}, {24, 59}, {27, 57}, {29, 56},
+                                                     {32, 54}, {35, 53}, {38, 51}};
   const std::vector<FrontierPoint> points = solver.frontier();
   EXPECT_TRUE(solver.frontier_is_exact());
   ASSERT_EQ(points.size(), expected.size());
@@ -109,13 +118,16 @@ TEST(ChainSolver, FrontierIsWhereTheTimeChanges) {
   }
 }
 
-/// Each item is a stage that either keeps `memory` bytes or pays `value` again; sweeps are too slow to help.
-std::int64_t knapsack(const std::vector<std::int64_t>& memory, const std::vector<std::int64_t>& value, std::int64_t capacity) {
+/// Each item is a stage that either keeps `memory` bytes or pays `value` again; sweeps are too slow
+/// to help.
+std::int64_t knapsack(const std::vector<std::int64_t>& memory,
+                      const std::vector<std::int64_t>& value, std::int64_t capacity) {
   ChainCosts chain;
   std::int64_t total = 0;
   for (const std::int64_t v : value) total += v;
   for (std::size_t i = 0; i < memory.size(); ++i)
-    chain.stages.push_back(stage(0, 0, total + 1, 0, {{0, value[i], 0, 0, 0}, {memory[i], 0, 0, 0, 0}}));
+    chain.stages.push_back(
+        stage(0, 0, total + 1, 0, {{0, value[i], 0, 0, 0}, {memory[i], 0, 0, 0, 0}}));
   return total - ChainSolver(chain).plan(capacity).time_ns;
 }
 
@@ -157,7 +169,8 @@ TEST(ChainSolver, FrontierAgreesWithSinglePlans) {
   for (int i = 0; i < 100; ++i) {
     ChainSolver solver(random_chain(random, {8, 3, 2, 20, 20}));
     std::map<std::int64_t, std::int64_t> expected;  // budget -> time, where it changes
-    for (std::int64_t budget = solver.smallest_budget_bytes(); budget <= solver.ample_budget_bytes(); ++budget) {
+    for (std::int64_t budget = solver.smallest_budget_bytes();
+         budget <= solver.ample_budget_bytes(); ++budget) {
       const std::int64_t time_ns = solver.plan(budget).time_ns;
       if (expected.empty() || time_ns < expected.rbegin()->second) expected[budget] = time_ns;
     }
@@ -178,14 +191,19 @@ TEST(ChainSolver, ScalingBytesChangesNothing) {
     const std::int64_t factor = std::int64_t{1} << (20 + random() % 24);
     scaled.input_grad_bytes *= factor;
     for (StageCosts& s : scaled.stages) {
-      for (std::int64_t* value : {&s.output_bytes, &s.grad_bytes, &s.forward_transient_bytes, &s.param_grad_bytes}) *value *= factor;
+      for (std::int64_t* value :
+           {&s.output_bytes, &s.grad_bytes, &s.forward_transient_bytes, &s.param_grad_bytes})
+        *value *= factor;
       for (StageOption& o : s.options) {
-        for (std::int64_t* value : {&o.kept_bytes, &o.forward_transient_bytes, &o.backward_transient_bytes}) *value *= factor;
+        for (std::int64_t* value :
+             {&o.kept_bytes, &o.forward_transient_bytes, &o.backward_transient_bytes})
+          *value *= factor;
       }
     }
     ChainSolver small(chain), large(scaled);
     ASSERT_EQ(small.smallest_budget_bytes() * factor, large.smallest_budget_bytes());
-    for (std::int64_t budget = small.smallest_budget_bytes(); budget <= small.ample_budget_bytes(); budget += 3) {
+    for (std::int64_t budget = small.smallest_budget_bytes(); budget <= small.ample_budget_bytes();
+         budget += 3) {
       EXPECT_EQ(small.plan(budget).time_ns, large.plan(budget * factor).time_ns);
       EXPECT_EQ(small.plan(budget).operations, large.plan(budget * factor + factor - 1).operations);
     }
@@ -205,12 +223,16 @@ TEST(ChainSolver, PruningAndInterningChangeNothing) {
     ChainCosts chain = random_chain(random, {10, 3, 2, 20, 20});
     // Repeat a piece, so that there is something to share.
     const std::vector<StageCosts> piece = chain.stages;
-    for (std::uint64_t repeat = 0; repeat < random() % 4; ++repeat) chain.stages.insert(chain.stages.end(), piece.begin(), piece.end());
-    ChainSolver fast(chain), unpruned(chain, options_of(false, true)), plain(chain, options_of(false, false));
+    for (std::uint64_t repeat = 0; repeat < random() % 4; ++repeat)
+      chain.stages.insert(chain.stages.end(), piece.begin(), piece.end());
+    ChainSolver fast(chain), unpruned(chain, options_of(false, true)),
+        plain(chain, options_of(false, false));
     EXPECT_EQ(fast.smallest_budget_bytes(), plain.smallest_budget_bytes());
     const std::int64_t range = fast.ample_budget_bytes() - fast.smallest_budget_bytes() + 1;
     for (int k = 0; k < 5; ++k) {
-      const std::int64_t budget = fast.smallest_budget_bytes() + static_cast<std::int64_t>(random() % static_cast<std::uint64_t>(range));
+      const std::int64_t budget =
+          fast.smallest_budget_bytes() +
+          static_cast<std::int64_t>(random() % static_cast<std::uint64_t>(range));
       const Plan plan = fast.plan(budget);
       EXPECT_EQ(plan.time_ns, unpruned.plan(budget).time_ns);
       EXPECT_EQ(plan.operations, plain.plan(budget).operations);
@@ -223,13 +245,14 @@ TEST(ChainSolver, AnotherOptionNeverHurts) {
   for (int i = 0; i < 100; ++i) {
     const ChainCosts chain = random_chain(random, {8, 2, 1, 20, 20});
     ChainCosts richer = chain;
-    richer.stages[random() % chain.stages.size()].options.push_back({static_cast<std::int64_t>(random() % 30),
-                                                                     static_cast<std::int64_t>(random() % 20),
-                                                                     static_cast<std::int64_t>(random() % 40), 0, 0});
+    richer.stages[random() % chain.stages.size()].options.push_back(
+        {static_cast<std::int64_t>(random() % 30), static_cast<std::int64_t>(random() % 20),
+         static_cast<std::int64_t>(random() % 40), 0, 0});
     richer.boundary_formats.push_back({"extra", 0.5, 0.25, 0.25});
     ChainSolver before(chain), after(richer);
     EXPECT_LE(after.smallest_budget_bytes(), before.smallest_budget_bytes());
-    for (std::int64_t budget = before.smallest_budget_bytes(); budget <= before.ample_budget_bytes(); budget += 2) {
+    for (std::int64_t budget = before.smallest_budget_bytes();
+         budget <= before.ample_budget_bytes(); budget += 2) {
       EXPECT_LE(after.plan(budget).time_ns, before.plan(budget).time_ns);
     }
   }
@@ -245,7 +268,9 @@ TEST(ChainSolver, RoundingIsBracketed) {
     ChainSolver rounded(chain, {16, 0, 8 * 1500, true, true});
     const std::int64_t range = exact.ample_budget_bytes() - exact.smallest_budget_bytes() + 1;
     for (int k = 0; k < 4; ++k) {
-      const std::int64_t budget = exact.smallest_budget_bytes() + static_cast<std::int64_t>(random() % static_cast<std::uint64_t>(range));
+      const std::int64_t budget =
+          exact.smallest_budget_bytes() +
+          static_cast<std::int64_t>(random() % static_cast<std::uint64_t>(range));
       const Plan best = exact.plan(budget), plan = rounded.plan(budget);
       ASSERT_EQ(best.certified_gap_ns, 0);
       EXPECT_LE(plan.peak_bytes, budget);
@@ -273,10 +298,13 @@ TEST(ChainSolver, OddTransientsLoseNothingWhereWhatIsKeptIsEven) {
       }
     }
     ChainSolver bytewise(chain, {std::int64_t{1} << 40, 0, std::int64_t{1} << 30, true, true});
-    ChainSolver slotted(chain, {1000, 0, std::int64_t{1} << 30, true, true});  // too few slots for single bytes
-    const std::int64_t floor = bytewise.smallest_budget_bytes(), range = bytewise.ample_budget_bytes() - floor + 1;
+    ChainSolver slotted(
+        chain, {1000, 0, std::int64_t{1} << 30, true, true});  // too few slots for single bytes
+    const std::int64_t floor = bytewise.smallest_budget_bytes(),
+                       range = bytewise.ample_budget_bytes() - floor + 1;
     for (int k = 0; k < 6; ++k) {
-      const std::int64_t budget = floor + static_cast<std::int64_t>(random() % static_cast<std::uint64_t>(range));
+      const std::int64_t budget =
+          floor + static_cast<std::int64_t>(random() % static_cast<std::uint64_t>(range));
       const Plan plan = slotted.plan(budget);
       EXPECT_EQ(plan.certified_gap_ns, 0);
       EXPECT_EQ(plan.time_ns, bytewise.plan(budget).time_ns);
@@ -287,12 +315,14 @@ TEST(ChainSolver, OddTransientsLoseNothingWhereWhatIsKeptIsEven) {
 TEST(ChainSolver, SurvivesTheLargestSizes) {
   std::mt19937_64 random(8);
   for (int i = 0; i < 30; ++i) {
-    ChainCosts chain = random_chain(random, {20, 3, 2, (std::int64_t{1} << 50) / 3, (std::int64_t{1} << 50) / 2});
+    ChainCosts chain =
+        random_chain(random, {20, 3, 2, (std::int64_t{1} << 50) / 3, (std::int64_t{1} << 50) / 2});
     ChainSolver solver(chain);
     const std::int64_t floor = solver.smallest_budget_bytes(), ample = solver.ample_budget_bytes();
     ASSERT_GE(floor, 0);
     ASSERT_LE(floor, ample);
-    for (const std::int64_t budget : {floor, floor + (ample - floor) / 3, ample, std::numeric_limits<std::int64_t>::max()}) {
+    for (const std::int64_t budget :
+         {floor, floor + (ample - floor) / 3, ample, std::numeric_limits<std::int64_t>::max()}) {
       const Plan plan = solver.plan(budget);
       EXPECT_LE(plan.peak_bytes, budget);
       EXPECT_GE(plan.certified_gap_ns, 0);
@@ -305,7 +335,8 @@ TEST(ChainSolver, NeverSlowerThanAFixedPolicy) {
   std::mt19937_64 random(9);
   for (int i = 0; i < 150; ++i) {
     ChainSolver solver(random_chain(random, {16, 3, 1, 30, 30}));
-    for (const char* text : {"none", "every", "sqrt", "log", "segments=1", "revolve=1", "revolve=2", "revolve=3"}) {
+    for (const char* text :
+         {"none", "every", "sqrt", "log", "segments=1", "revolve=1", "revolve=2", "revolve=3"}) {
       const Plan fixed = plan_of_policy(solver.chain(), parse_policy(text));
       EXPECT_LE(solver.plan(fixed.peak_bytes).time_ns, fixed.time_ns) << text;
     }

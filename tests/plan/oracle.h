@@ -14,18 +14,21 @@
 
 namespace headroom::testing {
 
-/// Finds the fastest persistent schedule by brute force: Dijkstra over everything that can be in memory. Written from the definition of
-/// the problem alone; it shares no code with the planner. For chains of up to 6 stages, 3 options and 2 formats beside full.
+/// Finds the fastest persistent schedule by brute force: Dijkstra over everything that can be in
+/// memory. Written from the definition of the problem alone; it shares no code with the planner.
+/// For chains of up to 6 stages, 3 options and 2 formats beside full.
 class Oracle {
  public:
   static constexpr std::int64_t kInfeasible = -1;
 
-  explicit Oracle(const ChainCosts& chain) : chain_(chain), num_stages_(static_cast<int>(chain.stages.size())) {}
+  explicit Oracle(const ChainCosts& chain)
+      : chain_(chain), num_stages_(static_cast<int>(chain.stages.size())) {}
 
   /// Time of the fastest schedule whose every moment stays within the budget, or kInfeasible.
   std::int64_t solve(std::int64_t budget_bytes) {
     using Entry = std::pair<std::int64_t, std::uint32_t>;
-    std::vector<std::int64_t> best(std::size_t{8} << (3 * num_stages_), std::numeric_limits<std::int64_t>::max());
+    std::vector<std::int64_t> best(std::size_t{8} << (3 * num_stages_),
+                                   std::numeric_limits<std::int64_t>::max());
     std::priority_queue<Entry, std::vector<Entry>, std::greater<Entry>> queue;
     const std::uint32_t start = static_cast<std::uint32_t>(num_stages_);
     best[start] = 0;
@@ -62,11 +65,13 @@ class Oracle {
       for (const Move& move : moves(state)) {
         if (move.stage != operation.stage) continue;
         bool same = false;
-        if (operation.kind == OperationKind::kForward) same = move.type == Type::kRun && move.store < 0;
+        if (operation.kind == OperationKind::kForward)
+          same = move.type == Type::kRun && move.store < 0;
         if (operation.kind == OperationKind::kForwardStore)
           same = move.type == Type::kRun && move.store == (found_head ? operation.format : -1);
         if (operation.kind == OperationKind::kForwardKeep) {
-          same = move.type == Type::kKeep && move.option == operation.option && move.store == (found_head ? operation.format : -1);
+          same = move.type == Type::kKeep && move.option == operation.option &&
+                 move.store == (found_head ? operation.format : -1);
         }
         if (operation.kind == OperationKind::kBackward) same = move.type == Type::kBack;
         if (!same) continue;
@@ -83,7 +88,8 @@ class Oracle {
   }
 
  private:
-  // A boundary is absent, the transient head, retained in one of three formats, or part of a stage kept with one of three options.
+  // A boundary is absent, the transient head, retained in one of three formats, or part of a stage
+  // kept with one of three options.
   static constexpr int kAbsent = 0, kHead = 1, kRetained = 2, kKept = 5;
   enum class Type { kRun, kKeep, kBack };
   struct Move {
@@ -106,11 +112,17 @@ class Oracle {
   const StageCosts& stage(int l) const { return chain_.stages[static_cast<std::size_t>(l - 1)]; }
   std::int64_t out(int l) const { return l == 0 ? 0 : stage(l).output_bytes; }
   std::int64_t grad(int l) const { return l == 0 ? chain_.input_grad_bytes : stage(l).grad_bytes; }
-  const BoundaryFormat& format(int q) const { return chain_.boundary_formats[static_cast<std::size_t>(q - 1)]; }
-  std::int64_t packed(int l, int q) const {
-    return q == 0 ? out(l) : static_cast<std::int64_t>(std::ceil(format(q).size_ratio * static_cast<double>(out(l))));
+  const BoundaryFormat& format(int q) const {
+    return chain_.boundary_formats[static_cast<std::size_t>(q - 1)];
   }
-  std::int64_t packing(int l, int q) const { return q == 0 ? 0 : std::llround(format(q).encode_ns_per_byte * static_cast<double>(out(l))); }
+  std::int64_t packed(int l, int q) const {
+    return q == 0 ? out(l)
+                  : static_cast<std::int64_t>(
+                        std::ceil(format(q).size_ratio * static_cast<double>(out(l))));
+  }
+  std::int64_t packing(int l, int q) const {
+    return q == 0 ? 0 : std::llround(format(q).encode_ns_per_byte * static_cast<double>(out(l)));
+  }
   std::int64_t unpacking(int l, int q) const {
     return q == 0 ? 0 : std::llround(format(q).decode_ns_per_byte * static_cast<double>(out(l)));
   }
@@ -138,7 +150,8 @@ class Oracle {
       const int input = i == 1 ? kKept : kind(state, i - 1);
       if (input == kAbsent) continue;
       if (kind(state, i) == kAbsent) add_forwards(result, state, i, input);
-      if (i == gradient(state) && kind(state, i) >= kKept && input != kHead) add_backward(result, state, i, input);
+      if (i == gradient(state) && kind(state, i) >= kKept && input != kHead)
+        add_backward(result, state, i, input);
     }
     return result;
   }
@@ -158,32 +171,36 @@ class Oracle {
   }
 
   /// All ways to run stage i forward in `state`, its input being in format q.
-  void add_runs(std::vector<Move>& result, std::uint32_t state, int i, int q, int store, std::int64_t time_before, std::int64_t peak_before,
-                bool input_stays) const {
+  void add_runs(std::vector<Move>& result, std::uint32_t state, int i, int q, int store,
+                std::int64_t time_before, std::int64_t peak_before, bool input_stays) const {
     const std::int64_t base = live(state) + (q == 0 ? 0 : out(i - 1));
     const std::int64_t time = time_before + unpacking(i - 1, q);
     const std::uint32_t after = input_stays ? state : with(state, i - 1, kAbsent);
     if (store != 0 || q == 0) {
       result.push_back({Type::kRun, i, 0, store, time + stage(i).forward_ns,
-                        std::max(peak_before, base + out(i) + stage(i).forward_transient_bytes), with(after, i, kHead)});
+                        std::max(peak_before, base + out(i) + stage(i).forward_transient_bytes),
+                        with(after, i, kHead)});
     }
     if (!input_stays) return;
     for (int k = 0; k < static_cast<int>(stage(i).options.size()); ++k) {
       const StageOption& option = stage(i).options[static_cast<std::size_t>(k)];
-      result.push_back({Type::kKeep, i, k, store, time + option.forward_ns,
-                        std::max(peak_before, base + option.kept_bytes + option.forward_transient_bytes), with(after, i, kKept + k)});
+      result.push_back(
+          {Type::kKeep, i, k, store, time + option.forward_ns,
+           std::max(peak_before, base + option.kept_bytes + option.forward_transient_bytes),
+           with(after, i, kKept + k)});
     }
   }
 
   void add_backward(std::vector<Move>& result, std::uint32_t state, int i, int input) const {
     const StageOption& option = stage(i).options[static_cast<std::size_t>(kind(state, i) - kKept)];
     const int q = input >= kKept ? 0 : input - kRetained;
-    const std::int64_t peak =
-        live(state) + grad(i - 1) + stage(i).param_grad_bytes + option.backward_transient_bytes + (q == 0 ? 0 : out(i - 1));
+    const std::int64_t peak = live(state) + grad(i - 1) + stage(i).param_grad_bytes +
+                              option.backward_transient_bytes + (q == 0 ? 0 : out(i - 1));
     std::uint32_t next = with(state, i, kAbsent);
     if (i > 1 && input < kKept) next = with(next, i - 1, kAbsent);
     next = (next & ~7U) | static_cast<std::uint32_t>(i - 1);
-    result.push_back({Type::kBack, i, kind(state, i) - kKept, -1, option.backward_ns + unpacking(i - 1, q), peak, next});
+    result.push_back({Type::kBack, i, kind(state, i) - kKept, -1,
+                      option.backward_ns + unpacking(i - 1, q), peak, next});
   }
 
   const ChainCosts& chain_;

@@ -5,7 +5,7 @@
 
 #include <headroom/core/error.h>
 #include <headroom/plan/chain_solver.h>
-#include <headroom/plan/simulate.h>
+#include "plan/simulate.h"
 
 #include <gtest/gtest.h>
 
@@ -14,21 +14,27 @@
 
 namespace headroom::testing {
 
-/// Compares planner and oracle on random chains, each at four budgets between just below the floor and just above "keep everything".
-inline void compare_with_oracle(std::mt19937_64& random, int num_chains, const RandomChainLimits& limits) {
+/// Compares planner and oracle on random chains, each at four budgets between just below the floor
+/// and just above "keep everything".
+inline void compare_with_oracle(std::mt19937_64& random, int num_chains,
+                                const RandomChainLimits& limits) {
   for (int i = 0; i < num_chains && !::testing::Test::HasFailure(); ++i) {
     const ChainCosts chain = random_chain(random, limits);
     ChainSolver solver(chain);
     Oracle oracle(chain);
     const std::int64_t floor = solver.smallest_budget_bytes(), ample = solver.ample_budget_bytes();
-    ASSERT_EQ(oracle.solve(floor - 1), Oracle::kInfeasible) << "chain " << i << " fits below the floor " << floor;
+    ASSERT_EQ(oracle.solve(floor - 1), Oracle::kInfeasible)
+        << "chain " << i << " fits below the floor " << floor;
     for (int k = 0; k < 4; ++k) {
       const std::int64_t budget =
-          k == 0 ? floor : floor + static_cast<std::int64_t>(random() % static_cast<std::uint64_t>(ample - floor + 2));
+          k == 0 ? floor
+                 : floor + static_cast<std::int64_t>(random() %
+                                                     static_cast<std::uint64_t>(ample - floor + 2));
       const Plan plan = solver.plan(budget);
       const Replay replay = simulate(chain, plan.operations);
       const Oracle::Cost followed = oracle.replay(plan.operations);
-      ASSERT_EQ(plan.time_ns, oracle.solve(budget)) << "chain " << i << " of " << chain.stages.size() << " stages at " << budget;
+      ASSERT_EQ(plan.time_ns, oracle.solve(budget))
+          << "chain " << i << " of " << chain.stages.size() << " stages at " << budget;
       ASSERT_EQ(plan.certified_gap_ns, 0);
       ASSERT_EQ(replay.problem, "");
       ASSERT_EQ(replay.time_ns, plan.time_ns);

@@ -3,7 +3,7 @@
 #include "plan/random_chain.h"
 
 #include <headroom/core/error.h>
-#include <headroom/plan/simulate.h>
+#include "plan/simulate.h"
 
 #include <gtest/gtest.h>
 
@@ -14,17 +14,20 @@ namespace {
 
 ChainCosts equal_stages(int n) {
   ChainCosts chain;
-  for (int l = 1; l <= n; ++l) chain.stages.push_back({"", 1, l == n ? 0 : 1, 1, 0, 0, {{3, 1, 2, 0, 0}}});
+  for (int l = 1; l <= n; ++l)
+    chain.stages.push_back({"", 1, l == n ? 0 : 1, 1, 0, 0, {{3, 1, 2, 0, 0}}});
   return chain;
 }
 
-std::int64_t extra_forwards(int n, const char* policy) { return plan_of_policy(equal_stages(n), parse_policy(policy)).time_ns - 3 * n; }
+std::int64_t extra_forwards(int n, const char* policy) {
+  return plan_of_policy(equal_stages(n), parse_policy(policy)).time_ns - 3 * n;
+}
 
 TEST(Policies, ParsesAndPrints) {
   for (const char* text : {"optimal", "none", "every", "segments=4", "sqrt", "log", "revolve=12"})
     EXPECT_EQ(parse_policy(text).to_string(), text);
-  for (const char* text :
-       {"", "all", "segments", "segments=", "segments=0", "segments=-1", "segments=4x", "sqrt=3", "revolve=99999999999", "=4"}) {
+  for (const char* text : {"", "all", "segments", "segments=", "segments=0", "segments=-1",
+                           "segments=4x", "sqrt=3", "revolve=99999999999", "=4"}) {
     EXPECT_THROW(parse_policy(text), ConfigError) << text;
   }
 }
@@ -46,7 +49,9 @@ TEST(Policies, RecomputeWhatTheirNamesSay) {
 
 TEST(Policies, TradeMemoryForTime) {
   const ChainCosts chain = equal_stages(64);
-  const auto peak = [&](const char* policy) { return plan_of_policy(chain, parse_policy(policy)).peak_bytes; };
+  const auto peak = [&](const char* policy) {
+    return plan_of_policy(chain, parse_policy(policy)).peak_bytes;
+  };
   EXPECT_EQ(peak("none"), 64 * 3 + 1);
   EXPECT_LT(peak("every"), peak("none") / 2);
   EXPECT_LT(peak("sqrt"), peak("every"));
@@ -58,19 +63,24 @@ TEST(Policies, AreValidOnAnyChain) {
   std::mt19937_64 random(1);
   for (int i = 0; i < 300; ++i) {
     const ChainCosts chain = testing::random_chain(random, {20, 3, 2, 50, 50});
-    for (const char* text : {"none", "every", "segments=1", "sqrt", "log", "revolve=1", "revolve=3", "revolve=30"}) {
+    for (const char* text :
+         {"none", "every", "segments=1", "sqrt", "log", "revolve=1", "revolve=3", "revolve=30"}) {
       const Plan plan = plan_of_policy(chain, parse_policy(text));
       EXPECT_EQ(simulate(chain, plan.operations).problem, "");
     }
     if (chain.stages.size() >= 3) {
-      EXPECT_EQ(simulate(chain, plan_of_policy(chain, parse_policy("segments=3")).operations).problem, "");
+      EXPECT_EQ(
+          simulate(chain, plan_of_policy(chain, parse_policy("segments=3")).operations).problem,
+          "");
     } else {
       EXPECT_THROW(plan_of_policy(chain, parse_policy("segments=3")), ConfigError);
     }
   }
 }
 
-TEST(Policies, OptimalNeedsABudget) { EXPECT_THROW(plan_of_policy(equal_stages(3), parse_policy("optimal")), std::invalid_argument); }
+TEST(Policies, OptimalNeedsABudget) {
+  EXPECT_THROW(plan_of_policy(equal_stages(3), parse_policy("optimal")), std::invalid_argument);
+}
 
 }  // namespace
 }  // namespace headroom

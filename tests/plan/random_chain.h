@@ -14,15 +14,19 @@ struct RandomChainLimits {
   int max_formats = 2;
   std::int64_t max_bytes = 12;
   std::int64_t max_ns = 12;
-  /// Options keep little more than the output and forwards need much meanwhile, so that sweeps decide what fits.
+  /// Options keep little more than the output and forwards need much meanwhile, so that sweeps
+  /// decide what fits.
   bool lean_options = false;
 };
 
 inline ChainCosts random_chain(std::mt19937_64& random, const RandomChainLimits& limits) {
-  const auto upto = [&](std::int64_t max) { return static_cast<std::int64_t>(random() % static_cast<std::uint64_t>(max + 1)); };
+  const auto upto = [&](std::int64_t max) {
+    return static_cast<std::int64_t>(random() % static_cast<std::uint64_t>(max + 1));
+  };
   const auto sometimes = [&](std::int64_t value) { return random() % 3 == 0 ? 0 : value; };
   const std::int64_t max_extra = limits.lean_options ? limits.max_bytes / 6 : 2 * limits.max_bytes;
-  const std::int64_t max_sweep_transient = limits.lean_options ? limits.max_bytes : limits.max_bytes / 3;
+  const std::int64_t max_sweep_transient =
+      limits.lean_options ? limits.max_bytes : limits.max_bytes / 3;
   ChainCosts chain;
   const std::int64_t num_stages = 1 + upto(limits.max_stages - 1);
   const bool params_appear = random() % 2 == 0;
@@ -30,14 +34,17 @@ inline ChainCosts random_chain(std::mt19937_64& random, const RandomChainLimits&
     StageCosts stage;
     stage.name = "s" + std::to_string(l);
     stage.output_bytes = upto(limits.max_bytes);
-    stage.grad_bytes = l == num_stages && random() % 4 != 0 ? 0 : (random() % 2 == 0 ? stage.output_bytes : upto(limits.max_bytes));
+    stage.grad_bytes = l == num_stages && random() % 4 != 0
+                           ? 0
+                           : (random() % 2 == 0 ? stage.output_bytes : upto(limits.max_bytes));
     stage.forward_ns = upto(limits.max_ns);
     stage.forward_transient_bytes = sometimes(upto(max_sweep_transient));
     stage.param_grad_bytes = params_appear ? sometimes(upto(limits.max_bytes / 2)) : 0;
     const std::int64_t num_options = 1 + upto(limits.max_options - 1);
     for (std::int64_t k = 0; k < num_options; ++k) {
-      stage.options.push_back({stage.output_bytes + upto(max_extra), upto(limits.max_ns), upto(2 * limits.max_ns),
-                               sometimes(upto(limits.max_bytes / 3)), sometimes(upto(limits.max_bytes / 3))});
+      stage.options.push_back({stage.output_bytes + upto(max_extra), upto(limits.max_ns),
+                               upto(2 * limits.max_ns), sometimes(upto(limits.max_bytes / 3)),
+                               sometimes(upto(limits.max_bytes / 3))});
     }
     chain.stages.push_back(stage);
   }
@@ -45,8 +52,9 @@ inline ChainCosts random_chain(std::mt19937_64& random, const RandomChainLimits&
   const std::int64_t num_formats = upto(limits.max_formats);
   const double ratios[] = {0.5, 0.25, 0};
   for (std::int64_t q = 0; q < num_formats; ++q) {
-    chain.boundary_formats.push_back(
-        {"f" + std::to_string(q), ratios[random() % 3], 0.25 * static_cast<double>(upto(4)), 0.25 * static_cast<double>(upto(4))});
+    chain.boundary_formats.push_back({"f" + std::to_string(q), ratios[random() % 3],
+                                      0.25 * static_cast<double>(upto(4)),
+                                      0.25 * static_cast<double>(upto(4))});
   }
   return chain;
 }

@@ -19,13 +19,18 @@ namespace {
 
 constexpr std::int64_t kMiB = std::int64_t{1} << 20;
 
-/// A chain for one sample made into one for `batch`: sizes grow with it, times grow but for a fixed part.
+/// A chain for one sample made into one for `batch`: sizes grow with it, times grow but for a fixed
+/// part.
 ChainCosts times_batch(ChainCosts chain, std::int64_t batch) {
   for (StageCosts& stage : chain.stages) {
-    for (std::int64_t* bytes : {&stage.output_bytes, &stage.grad_bytes, &stage.forward_transient_bytes}) *bytes *= batch;
+    for (std::int64_t* bytes :
+         {&stage.output_bytes, &stage.grad_bytes, &stage.forward_transient_bytes})
+      *bytes *= batch;
     stage.forward_ns = stage.forward_ns * batch + 3;
     for (StageOption& option : stage.options) {
-      for (std::int64_t* bytes : {&option.kept_bytes, &option.forward_transient_bytes, &option.backward_transient_bytes}) *bytes *= batch;
+      for (std::int64_t* bytes :
+           {&option.kept_bytes, &option.forward_transient_bytes, &option.backward_transient_bytes})
+        *bytes *= batch;
       option.forward_ns = option.forward_ns * batch + 3;
       option.backward_ns = option.backward_ns * batch + 3;
     }
@@ -42,10 +47,12 @@ std::optional<std::int64_t> least_time(const PlanRequest& request) {
       const std::int64_t largest = (request.num_samples + steps - 1) / steps;
       const std::int64_t fixed = choice.bytes.total() + request.costs(largest, choice).input_bytes;
       std::int64_t time = choice.optimizer_ns, update = fixed + choice.optimizer_transient_bytes;
-      for (const StageCosts& stage : request.costs(largest, choice).chain.stages) update += stage.param_grad_bytes;
+      for (const StageCosts& stage : request.costs(largest, choice).chain.stages)
+        update += stage.param_grad_bytes;
       bool fits = update <= request.budget_bytes;
       for (std::int64_t step = 0; step < steps && fits; ++step) {
-        const std::int64_t size = request.num_samples / steps + (step < request.num_samples % steps ? 1 : 0);
+        const std::int64_t size =
+            request.num_samples / steps + (step < request.num_samples % steps ? 1 : 0);
         ChainSolver solver(request.costs(size, choice).chain);
         fits = solver.smallest_budget_bytes() <= request.budget_bytes - fixed;
         if (fits) time += solver.plan(request.budget_bytes - fixed).time_ns;
@@ -61,10 +68,14 @@ PlanRequest random_request(std::mt19937_64& random) {
   chain.input_grad_bytes = 0;
   PlanRequest request;
   request.num_samples = 1 + static_cast<std::int64_t>(random() % 12);
-  request.choices = {{"plain", {20, 10, 20, 1}, 40, 3, 0}, {"lean", {20, 10, 2, 1}, 60, 5, 0}, {"in backward", {20, 0, 20, 1}, 45, 0, 1}};
+  request.choices = {{"plain", {20, 10, 20, 1}, 40, 3, 0},
+                     {"lean", {20, 10, 2, 1}, 60, 5, 0},
+                     {"in backward", {20, 0, 20, 1}, 45, 0, 1}};
   request.costs = [chain](std::int64_t size, const StaticChoice& choice) {
     ChainCosts costs = times_batch(chain, size);
-    return MicroBatchCosts{choice.name == "in backward" ? with_update_in_backward(costs) : with_gradients_allocated(costs), 2 * size};
+    return MicroBatchCosts{choice.name == "in backward" ? with_update_in_backward(costs)
+                                                        : with_gradients_allocated(costs),
+                           2 * size};
   };
   return request;
 }
@@ -101,7 +112,8 @@ TEST(MakePlan, TheFloorIsTheSmallestBudgetThatFits) {
   for (int i = 0; i < 200; ++i) {
     PlanRequest request = random_request(random);
     const BudgetFloor floor = find_floor(request);
-    const std::int64_t parts = floor.static_bytes.total() + floor.input_bytes + std::max(floor.stage_bytes, floor.update_bytes);
+    const std::int64_t parts = floor.static_bytes.total() + floor.input_bytes +
+                               std::max(floor.stage_bytes, floor.update_bytes);
     EXPECT_EQ(parts, floor.bytes);
     request.budget_bytes = floor.bytes;
     EXPECT_LE(make_plan(request).peak_bytes, floor.bytes);
@@ -160,7 +172,9 @@ TEST(MakePlan, UpdatesInsideBackwardOnlyWithOneMicroBatch) {
   request.choices.push_back({"in backward", {weights, 0, 2 * weights, 0}, 1000, 0, 1});
   request.costs = [](std::int64_t size, const StaticChoice& choice) {
     const ChainCosts chain = testing::gpt2_chain(size);
-    return MicroBatchCosts{choice.max_accumulation_steps == 1 ? with_update_in_backward(chain) : with_gradients_allocated(chain), 0};
+    return MicroBatchCosts{choice.max_accumulation_steps == 1 ? with_update_in_backward(chain)
+                                                              : with_gradients_allocated(chain),
+                           0};
   };
   TrainingPlan plan = make_plan(request);
   EXPECT_EQ(plan.choice, 1u);
@@ -192,9 +206,11 @@ TEST(MakePlan, SaysWhichFloorWasHitAndWhatWouldHelp) {
   } catch (const BudgetError& error) {
     const std::string text = error.what();
     for (const std::string& part :
-         {std::string("budget 512.00 MiB is below the"), std::string("weights 474.70 MiB"), std::string("gradients 474.70 MiB"),
-          std::string("optimizer 949.40 MiB"), std::string("one stage"), std::string("inputs 128.00 KiB"), std::to_string(floor.bytes),
-          std::string("micro-batches of 1 sample"), std::string("choose --optim adafactor (saves 900.00 MiB)")}) {
+         {std::string("budget 512.00 MiB is below the"), std::string("weights 474.70 MiB"),
+          std::string("gradients 474.70 MiB"), std::string("optimizer 949.40 MiB"),
+          std::string("one stage"), std::string("inputs 128.00 KiB"), std::to_string(floor.bytes),
+          std::string("micro-batches of 1 sample"),
+          std::string("choose --optim adafactor (saves 900.00 MiB)")}) {
       EXPECT_NE(text.find(part), std::string::npos) << part << " is not in: " << text;
     }
   }
@@ -221,9 +237,11 @@ TEST(MakePlan, RefusesRequestsWithoutSense) {
 }
 
 TEST(RealisticChains, NeverSlowerThanAFixedPolicyThatFits) {
-  for (const ChainCosts& chain : {testing::gpt2_chain(4), testing::resnet50_like_chain(32), testing::u_shaped_chain(4)}) {
+  for (const ChainCosts& chain :
+       {testing::gpt2_chain(4), testing::resnet50_like_chain(32), testing::u_shaped_chain(4)}) {
     ChainSolver solver(chain);
-    for (const char* text : {"none", "every", "segments=2", "segments=4", "sqrt", "log", "revolve=2", "revolve=4"}) {
+    for (const char* text :
+         {"none", "every", "segments=2", "segments=4", "sqrt", "log", "revolve=2", "revolve=4"}) {
       const Plan fixed = plan_of_policy(chain, parse_policy(text));
       const Plan plan = solver.plan(fixed.peak_bytes);
       EXPECT_LE(plan.time_ns, fixed.time_ns) << text;

@@ -1,4 +1,4 @@
-#include <headroom/plan/simulate.h>
+#include "plan/simulate.h"
 
 #include <gtest/gtest.h>
 
@@ -8,8 +8,9 @@
 namespace headroom {
 namespace {
 
-constexpr OperationKind kForward = OperationKind::kForward, kStore = OperationKind::kForwardStore, kKeep = OperationKind::kForwardKeep,
-                        kBackward = OperationKind::kBackward, kFree = OperationKind::kFree;
+constexpr OperationKind kForward = OperationKind::kForward, kStore = OperationKind::kForwardStore,
+                        kKeep = OperationKind::kForwardKeep, kBackward = OperationKind::kBackward,
+                        kFree = OperationKind::kFree;
 
 /// Two stages; the numbers are powers of ten, so that a sum shows its terms.
 ChainCosts two_stages() {
@@ -22,7 +23,9 @@ ChainCosts two_stages() {
 }
 
 TEST(Simulate, CountsKeepingEverything) {
-  const Replay replay = simulate(two_stages(), {{kKeep, 1, 0, 0}, {kKeep, 2, 0, 0}, {kBackward, 2, 0, 0}, {kBackward, 1, 0, 0}});
+  const Replay replay =
+      simulate(two_stages(),
+               {{kKeep, 1, 0, 0}, {kKeep, 2, 0, 0}, {kBackward, 2, 0, 0}, {kBackward, 1, 0, 0}});
   ASSERT_TRUE(replay.valid()) << replay.problem;
   EXPECT_EQ(replay.time_ns, 2 + 5 + 6 + 3);
   const std::vector<std::int64_t> peaks = {107, 308, 300 + 20 + 2000 + 11, 2120 + 3 + 1000 + 9};
@@ -70,12 +73,14 @@ TEST(Simulate, NamesWhatAListLacks) {
       {{{kForward, 1, 0, 0}, {kForward, 2, 0, 0}, {kBackward, 2, 0, 0}}, "nothing was kept"},
       {{{kForward, 1, 0, 0}, {kKeep, 2, 0, 0}, {kFree, 2, 0, 0}}, "backward has not run"},
       {{{kKeep, 1, 0, 0}, {kKeep, 2, 0, 0}, {kBackward, 2, 0, 0}, {kFree, 2, 0, 0}}, "no slot"},
-      {{{kForward, 1, 0, 0}, {kKeep, 2, 0, 0}, {kBackward, 2, 0, 0}, {kKeep, 1, 0, 0}}, "held already"},
+      {{{kForward, 1, 0, 0}, {kKeep, 2, 0, 0}, {kBackward, 2, 0, 0}, {kKeep, 1, 0, 0}},
+       "held already"},
       {{{kForward, 1, 0, 0}, {kStore, 2, 0, 1}, {kKeep, 2, 0, 0}}, "another format"},
   };
   for (const auto& [operations, expected] : cases) {
     const Replay replay = simulate(two_stages(), operations);
-    EXPECT_NE(replay.problem.find(expected), std::string::npos) << replay.problem << " instead of " << expected;
+    EXPECT_NE(replay.problem.find(expected), std::string::npos)
+        << replay.problem << " instead of " << expected;
     EXPECT_THROW(plan_from_operations(two_stages(), operations), std::logic_error);
   }
 }

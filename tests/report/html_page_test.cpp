@@ -1,7 +1,7 @@
-#include <headroom/report/html_page.h>
+#include "report/html_page.h"
 
 #include <headroom/core/error.h>
-#include <headroom/report/json.h>
+#include "report/json.h"
 
 #include "support/idx_files.h"
 
@@ -52,7 +52,8 @@ constexpr const char* kPlan = R"({"policy": "optimal",
  "timeline": [{"operation": 0, "live_bytes": 101000, "by_owner": {"weights": 100000, "activations": 1000}},
               {"operation": 1, "live_bytes": 100500, "by_owner": {"weights": 100000, "gradients": 500, "activations": 0}}]})";
 constexpr const char* kMetrics =
-    "{\"step\": 1, \"loss\": 5.5, \"learning_rate\": 0.001}\n{\"step\": 2, \"loss\": null, \"learning_rate\": 0.001}\n"
+    "{\"step\": 1, \"loss\": 5.5, \"learning_rate\": 0.001}\n{\"step\": 2, \"loss\": null, "
+    "\"learning_rate\": 0.001}\n"
     "{\"step\": 2, \"eval_loss\": 4.5}\n{\"step\": 3, \"loss\": 2.75, \"learning_rate\": 0.0005}\n";
 
 class HtmlPageTest : public ::testing::Test {
@@ -61,9 +62,13 @@ class HtmlPageTest : public ::testing::Test {
     write("train_results.json", to_json(results_of_a_run()).dump());
     write("plan.json", kPlan);
     write("metrics.jsonl", kMetrics);
-    write("training_args.json", R"({"optim": "adamw", "learning_rate": "0.001", "dataset": "</code><script>", "seed": "42"})");
+    write(
+        "training_args.json",
+        R"({"optim": "adamw", "learning_rate": "0.001", "dataset": "</code><script>", "seed": "42"})");
   }
-  void write(const std::string& name, const std::string& text) const { write_plain(folder_ / name, text); }
+  void write(const std::string& name, const std::string& text) const {
+    write_plain(folder_ / name, text);
+  }
   std::string page() const { return to_html(read_run(folder_.path().string())); }
 
   TemporaryFolder folder_;
@@ -88,14 +93,18 @@ void expect_well_formed(const std::string& html) {
   EXPECT_TRUE(open.empty()) << open.back();
 }
 
-void expect_holds(const std::string& text, const std::string& part) { EXPECT_NE(text.find(part), std::string::npos) << "lacks " << part; }
+void expect_holds(const std::string& text, const std::string& part) {
+  EXPECT_NE(text.find(part), std::string::npos) << "lacks " << part;
+}
 
 TEST_F(HtmlPageTest, ShowsWhatTheRunLeft) {
   const std::string html = page();
   expect_well_formed(html);
-  for (const char* part : {"2.7554", "87.50%", "3.0919", "12.5 s", "900.00 KiB", "87.9% of the budget of 1.00 MiB", "800.00 KiB", "+12.5%",
-                           "+10.0%", "1.2 million parameters", "recompute x1", "2.50 ms", "4.00 KiB", "block1 … block2", "(2 stages)",
-                           "backward of a&lt;b&gt;", "learning_rate", "0a4e"}) {
+  for (const char* part :
+       {"2.7554", "87.50%", "3.0919", "12.5 s", "900.00 KiB", "87.9% of the budget of 1.00 MiB",
+        "800.00 KiB", "+12.5%", "+10.0%", "1.2 million parameters", "recompute x1", "2.50 ms",
+        "4.00 KiB", "block1 … block2", "(2 stages)", "backward of a&lt;b&gt;", "learning_rate",
+        "0a4e"}) {
     expect_holds(html, part);
   }
 }
@@ -147,7 +156,8 @@ TEST_F(HtmlPageTest, ALanguageModelHasNoAccuracy) {
 
 TEST_F(HtmlPageTest, ALongRunIsNoLargePage) {
   std::string lines;
-  for (int i = 1; i <= 50000; ++i) lines += "{\"step\": " + std::to_string(i) + ", \"loss\": 1.5, \"learning_rate\": 0.001}\n";
+  for (int i = 1; i <= 50000; ++i)
+    lines += "{\"step\": " + std::to_string(i) + ", \"loss\": 1.5, \"learning_rate\": 0.001}\n";
   write("metrics.jsonl", lines);
   const std::string html = page();
   expect_well_formed(html);
@@ -155,12 +165,15 @@ TEST_F(HtmlPageTest, ALongRunIsNoLargePage) {
 }
 
 TEST_F(HtmlPageTest, MissingAndDamagedFilesAreNamed) {
-  const std::vector<std::string> names = {"train_results.json", "plan.json", "metrics.jsonl", "training_args.json"};
+  const std::vector<std::string> names = {"train_results.json", "plan.json", "metrics.jsonl",
+                                          "training_args.json"};
   for (const std::string& name : names) {
     const std::string whole = read_file(folder_ / name);
-    std::vector<std::string> damaged = {"[1, 2]", "{", whole.substr(0, whole.size() / 2), std::string("\x00\xff", 2) + whole};
+    std::vector<std::string> damaged = {"[1, 2]", "{", whole.substr(0, whole.size() / 2),
+                                        std::string("\x00\xff", 2) + whole};
     if (name == "plan.json") {
-      for (const char* text : {R"({"policy": 3})", R"({"policy": "optimal"})", R"({"policy": "optimal", "stages": [7]})"})
+      for (const char* text : {R"({"policy": 3})", R"({"policy": "optimal"})",
+                               R"({"policy": "optimal", "stages": [7]})"})
         damaged.push_back(text);
       std::string other = whole;
       other.replace(other.find("\"operation\": 1"), 14, "\"operation\": 9");

@@ -1,4 +1,4 @@
-#include <headroom/report/json.h>
+#include "report/json.h"
 
 #include <headroom/core/error.h>
 
@@ -18,7 +18,8 @@ namespace {
 namespace fs = std::filesystem;
 
 fs::path fresh_folder(const std::string& name) {
-  const fs::path folder = fs::temp_directory_path() / ("headroom_" + name + "_" + std::to_string(::getpid()));
+  const fs::path folder =
+      fs::temp_directory_path() / ("headroom_" + name + "_" + std::to_string(::getpid()));
   fs::remove_all(folder);
   fs::create_directories(folder);
   return folder;
@@ -95,7 +96,8 @@ TEST(WriteFileAtomically, NamesThePathThatCannotBeWritten) {
 
 TEST(WriteFileAtomically, AFailedReplacementKeepsTheOldAndRemovesTheTemporary) {
   const fs::path folder = fresh_folder("json_test_replace");
-  fs::create_directories(folder / "target" / "inside");  // a folder that is not empty cannot be replaced by a file
+  fs::create_directories(folder / "target" /
+                         "inside");  // a folder that is not empty cannot be replaced by a file
   EXPECT_THROW(write_file_atomically((folder / "target").string(), "y"), ConfigError);
   EXPECT_TRUE(fs::is_directory(folder / "target" / "inside"));
   EXPECT_EQ(std::distance(fs::directory_iterator(folder), fs::directory_iterator()), 1);

@@ -1,4 +1,4 @@
-#include <headroom/report/progress.h>
+#include "report/progress.h"
 
 #include <headroom/core/error.h>
 
@@ -39,7 +39,8 @@ TEST(Progress, PrintsPlainLinesOfWhatIsLoggedWhereThereIsNoTerminal) {
   EXPECT_EQ(std::count(text.begin(), text.end(), '\n'), 1);
   EXPECT_EQ(text.find('\r'), std::string::npos) << "control characters belong to terminals";
   EXPECT_EQ(text.find('\033'), std::string::npos);
-  for (const char* part : {"epoch 0.25", "step 20/100", "loss 2.1250", "1234 samples/s", "1.00 MiB", "peak 3.00 MiB", "left "}) {
+  for (const char* part : {"epoch 0.25", "step 20/100", "loss 2.1250", "1234 samples/s", "1.00 MiB",
+                           "peak 3.00 MiB", "left "}) {
     EXPECT_NE(text.find(part), std::string::npos) << part << " is missing in: " << text;
   }
 }
@@ -55,14 +56,16 @@ TEST(Progress, ShowsNothingWhenOff) {
 }
 
 TEST(JsonLines, EveryLineIsOneObjectAndIsThereAtOnce) {
-  const fs::path path = fs::temp_directory_path() / ("headroom_lines_" + std::to_string(::getpid()) + ".jsonl");
+  const fs::path path =
+      fs::temp_directory_path() / ("headroom_lines_" + std::to_string(::getpid()) + ".jsonl");
   fs::remove(path);
   JsonLines lines(path.string());
   for (int step = 1; step <= 3; ++step) {
     lines.write(Json::object().set("step", step).set("text", "two\nlines"));
     std::ifstream file(path);
     int count = 0;
-    for (std::string line; std::getline(file, line);) EXPECT_EQ(nlohmann::json::parse(line)["step"], ++count);
+    for (std::string line; std::getline(file, line);)
+      EXPECT_EQ(nlohmann::json::parse(line)["step"], ++count);
     EXPECT_EQ(count, step);
   }
   fs::remove(path);

@@ -1,5 +1,7 @@
 #include <headroom/report/results.h>
 
+#include "report/json.h"
+
 #include <gtest/gtest.h>
 #include <nlohmann/json.hpp>
 

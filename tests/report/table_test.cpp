@@ -1,4 +1,4 @@
-#include <headroom/report/table.h>
+#include "report/table.h"
 
 #include <gtest/gtest.h>
 

@@ -1,4 +1,4 @@
-#include <headroom/report/tensorboard.h>
+#include "report/tensorboard.h"
 
 #include <headroom/core/error.h>
 
@@ -57,7 +57,8 @@ TEST(TensorBoard, CrcIsTheOneOfTheFormat) {
 }
 
 TEST(TensorBoard, WritesOneRecordForTheVersionAndOneForEachScalar) {
-  const fs::path folder = fs::temp_directory_path() / ("headroom_tensorboard" + std::to_string(::getpid()));
+  const fs::path folder =
+      fs::temp_directory_path() / ("headroom_tensorboard" + std::to_string(::getpid()));
   fs::create_directories(folder);
   {
     TensorBoardWriter writer(folder.string());
@@ -69,12 +70,17 @@ TEST(TensorBoard, WritesOneRecordForTheVersionAndOneForEachScalar) {
   fs::remove_all(folder);
   ASSERT_EQ(records.size(), 3U);
   EXPECT_NE(records[0].find("brain.Event:2"), std::string::npos);
-  // time: key 09 and 8 bytes; step: key 10, varint 300 = ac 02; summary: key 2a, 19 bytes; value: key 0a, 17 bytes; tag; 1.5f.
-  const std::string expected = std::string("\x10\xac\x02\x2a\x13\x0a\x11\x0a\x0atrain/loss\x15", 20) + std::string("\x00\x00\xc0\x3f", 4);
+  // time: key 09 and 8 bytes; step: key 10, varint 300 = ac 02; summary: key 2a, 19 bytes; value:
+  // key 0a, 17 bytes; tag; 1.5f.
+  const std::string expected =
+      std::string("\x10\xac\x02\x2a\x13\x0a\x11\x0a\x0atrain/loss\x15", 20) +
+      std::string("\x00\x00\xc0\x3f", 4);
   EXPECT_EQ(records[1].substr(9), expected);
 }
 
-TEST(TensorBoard, AFolderThatCannotBeWrittenIsAConfigError) { EXPECT_THROW(TensorBoardWriter("/dev/null/below"), ConfigError); }
+TEST(TensorBoard, AFolderThatCannotBeWrittenIsAConfigError) {
+  EXPECT_THROW(TensorBoardWriter("/dev/null/below"), ConfigError);
+}
 
 }  // namespace
 }  // namespace headroom

@@ -19,19 +19,22 @@
 
 namespace headroom::testing {
 
-/// Runs the disabled tests that match `filter` in `num_ranks` new processes of this program, each with the environment variables of its
-/// rank and with `variables`, and waits for them. False when one fails, or when they take longer than a minute: then they are ended.
+/// Runs the disabled tests that match `filter` in `num_ranks` new processes of this program, each
+/// with the environment variables of its rank and with `variables`, and waits for them. False when
+/// one fails, or when they take longer than a minute: then they are ended.
 inline bool run_as_ranks(std::int64_t num_ranks, const std::string& filter,
                          const std::vector<std::pair<std::string, std::string>>& variables) {
-  const MeetingPlace place;
+  const RendezvousStore place;
   std::vector<pid_t> children;
   bool all_well = true;
   for (std::int64_t rank = 0; rank < num_ranks; ++rank) {
     std::vector<std::string> environment;
     for (char** entry = environ; *entry != nullptr; ++entry) environment.emplace_back(*entry);
-    for (const auto& [name, value] : place.environment(rank, num_ranks).variables()) environment.push_back(name + "=" + value);
+    for (const auto& [name, value] : place.environment(rank, num_ranks).variables())
+      environment.push_back(name + "=" + value);
     for (const auto& [name, value] : variables) environment.push_back(name + "=" + value);
-    std::vector<std::string> words = {"ranks", "--gtest_also_run_disabled_tests", "--gtest_brief=1", "--gtest_filter=" + filter};
+    std::vector<std::string> words = {"ranks", "--gtest_also_run_disabled_tests", "--gtest_brief=1",
+                                      "--gtest_filter=" + filter};
     std::vector<char*> word_pointers, environment_pointers;
     for (std::string& word : words) word_pointers.push_back(word.data());
     for (std::string& entry : environment) environment_pointers.push_back(entry.data());
@@ -39,7 +42,9 @@ inline bool run_as_ranks(std::int64_t num_ranks, const std::string& filter,
     environment_pointers.push_back(nullptr);
     pid_t child = -1;
     const std::string program = "/proc/" + std::to_string(::getpid()) + "/exe";
-    if (::posix_spawn(&child, program.c_str(), nullptr, nullptr, word_pointers.data(), environment_pointers.data()) != 0) all_well = false;
+    if (::posix_spawn(&child, program.c_str(), nullptr, nullptr, word_pointers.data(),
+                      environment_pointers.data()) != 0)
+      all_well = false;
     if (child > 0) children.push_back(child);
   }
   const auto limit = std::chrono::steady_clock::now() + std::chrono::minutes(1);

@@ -5,20 +5,23 @@
 #include <headroom/data/dataset.h>
 #include <headroom/model/zoo.h>
 
-#include <memory>
 #include <optional>
+#include "memory"
 
 namespace headroom::testing {
 
-inline std::unique_ptr<Dataset> synthetic_data(const ModelInput& input, std::int64_t num_samples, std::uint64_t seed) {
+inline std::unique_ptr<Dataset> synthetic_data(const ModelInput& input, std::int64_t num_samples,
+                                               std::uint64_t seed) {
   if (input.kind == ModelInput::Kind::kImages) {
-    return make_synthetic_images(num_samples, input.channels, input.rows, input.columns, input.num_classes, seed);
+    return make_synthetic_images(num_samples, input.channels, input.rows, input.columns,
+                                 input.num_classes, seed);
   }
   if (input.kind == ModelInput::Kind::kPairs) {
-    return make_synthetic_pairs(num_samples, input.channels, input.rows, input.columns, input.length, input.vocabulary, seed);
+    return make_synthetic_pairs(num_samples, input.channels, input.rows, input.columns,
+                                input.length, input.vocabulary, seed);
   }
   std::optional<Masking> masking;
-  if (input.num_chosen > 0) masking = Masking{input.num_chosen, input.mask_token, seed};
+  if (input.num_masked > 0) masking = Masking{input.num_masked, input.mask_token, seed};
   return make_synthetic_tokens(num_samples, input.length, input.vocabulary, seed, masking);
 }
 

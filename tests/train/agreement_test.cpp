@@ -45,13 +45,13 @@ TEST(Agreement, TheWorstOutcomeWinsWithItsReasonAndTheLargestShapes) {
   std::vector<ShareReport> reports(3);
   reports[0].shapes = {{5, 8}, {}};
   reports[1].outcome = ShareOutcome::kOutOfMemory;
-  reports[1].reason = "no room\nfor 8 bytes";
+  reports[1].reason = "no layer\nfor 8 bytes";
   reports[2].outcome = ShareOutcome::kWantsOtherPlan;
   reports[2].shapes = {{9, 2}, {}};
   reports[2].samples = {7, 11};
   for (const ShareReport& heard : heard_by_all(reports)) {
     EXPECT_EQ(heard.outcome, ShareOutcome::kOutOfMemory);
-    EXPECT_EQ(heard.reason, "on rank 1: no room\nfor 8 bytes");
+    EXPECT_EQ(heard.reason, "on rank 1: no layer\nfor 8 bytes");
     EXPECT_EQ(heard.shapes, (Shapes{{9, 8}, {}}));
     EXPECT_EQ(heard.samples, (std::vector<std::int64_t>{7, 11}));
   }
@@ -86,7 +86,8 @@ TEST(Agreement, APlanArrivesAsItWasMade) {
   plan.predicted_peak_bytes = 999;
   plan.predicted_step_seconds = 0.1;
   plan.time_ratio = 1.1;
-  plan.operations_by_size[9] = {{OperationKind::kForwardStore, 1, 0, 1}, {OperationKind::kForwardKeep, 2, 3, 0}};
+  plan.operations_by_size[9] = {{OperationKind::kForwardStore, 1, 0, 1},
+                                {OperationKind::kForwardKeep, 2, 3, 0}};
   plan.operations_by_size[8] = {{OperationKind::kFree, 7, 0, 0}};
   const RunPlan arrived = unpack_plan(pack_plan(plan));
   EXPECT_EQ(arrived.operations_by_size, plan.operations_by_size);

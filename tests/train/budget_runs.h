@@ -1,6 +1,6 @@
 #pragma once
 
-// Small training runs under a budget, for the tests of room train.
+// Small training runs under a budget, for the tests of layer train.
 
 #include <headroom/core/random.h>
 #include <headroom/data/dataset.h>
@@ -16,10 +16,10 @@
 #include <algorithm>
 #include <filesystem>
 #include <functional>
-#include <memory>
 #include <string>
 #include <utility>
 #include <vector>
+#include "memory"
 
 namespace headroom {
 
@@ -36,7 +36,8 @@ struct RunCase {
 class ScratchFolder {
  public:
   explicit ScratchFolder(const std::string& name)
-      : path_(std::filesystem::temp_directory_path() / ("headroom_" + name + std::to_string(::getpid()))) {
+      : path_(std::filesystem::temp_directory_path() /
+              ("headroom_" + name + std::to_string(::getpid()))) {
     std::filesystem::remove_all(path_);
   }
   ~ScratchFolder() {
@@ -49,7 +50,8 @@ class ScratchFolder {
   std::filesystem::path path_;
 };
 
-inline TrainingArguments arguments_of(const RunCase& run, std::int64_t budget_bytes, const std::string& folder) {
+inline TrainingArguments arguments_of(const RunCase& run, std::int64_t budget_bytes,
+                                      const std::string& folder) {
   TrainingArguments arguments;
   arguments.model = run.model;
   arguments.model_config = run.config;
@@ -71,19 +73,25 @@ inline TrainingArguments arguments_of(const RunCase& run, std::int64_t budget_by
   return arguments;
 }
 
-inline std::shared_ptr<const Dataset> data_for(const ModelInput& input) { return testing::synthetic_data(input, 256, 7); }
+inline std::shared_ptr<const Dataset> data_for(const ModelInput& input) {
+  return testing::synthetic_data(input, 256, 7);
+}
 
-// A dataset that lowers the cap when it is asked for a certain micro-batch, as another process would.
+// A dataset that lowers the cap when it is asked for a certain micro-batch, as another process
+// would.
 class CapLoweringData final : public Dataset {
  public:
-  CapLoweringData(std::shared_ptr<const Dataset> inner, std::int64_t at_load, std::int64_t cap_bytes)
+  CapLoweringData(std::shared_ptr<const Dataset> inner, std::int64_t at_load,
+                  std::int64_t cap_bytes)
       : inner_(std::move(inner)), at_load_(at_load), cap_bytes_(cap_bytes) {}
   std::int64_t size() const override { return inner_->size(); }
   MicroBatch load(c10::ArrayRef<std::int64_t> indices) const override {
     if (loads_++ == at_load_) MemoryMeter::instance().set_cap(cap_bytes_);
     return inner_->load(indices);
   }
-  std::int64_t count_items(c10::ArrayRef<std::int64_t> indices) const override { return inner_->count_items(indices); }
+  std::int64_t count_items(c10::ArrayRef<std::int64_t> indices) const override {
+    return inner_->count_items(indices);
+  }
 
  private:
   mutable std::int64_t loads_ = 0;
@@ -110,7 +118,8 @@ struct PreparedRun {
   std::unique_ptr<Trainer> trainer;
 };
 
-inline TrainResults train(const RunCase& run, std::int64_t budget_bytes, const std::string& folder) {
+inline TrainResults train(const RunCase& run, std::int64_t budget_bytes,
+                          const std::string& folder) {
   return PreparedRun(run, arguments_of(run, budget_bytes, folder)).trainer->train();
 }
 
@@ -119,16 +128,19 @@ struct BudgetRange {
   std::int64_t ample_bytes = 0;
 };
 
-// From the least memory that a run with a fixed micro-batch can use to what keeping everything takes.
+// From the least memory that a run with a fixed micro-batch can use to what keeping everything
+// takes.
 inline BudgetRange budget_range(const RunCase& run, const TrainingArguments& ample_arguments) {
   PreparedRun prepared(run, ample_arguments);
   const RunPlan plan = prepared.trainer->plan();
   const auto& owners = plan.bytes_by_owner;
-  std::int64_t fixed = owners.at("weights") + owners.at("optimizer") + owners.at("inputs") + owners.at("other");
+  std::int64_t fixed =
+      owners.at("weights") + owners.at("optimizer") + owners.at("inputs") + owners.at("other");
   if (plan.num_micro_batches > 1) fixed += owners.at("gradients");
   const ChainSolver solver(plan.costs);
   const std::int64_t update = plan.peak_by_phase.at("update");
-  return {std::max(fixed + solver.smallest_budget_bytes(), update), std::max(fixed + solver.ample_budget_bytes(), update)};
+  return {std::max(fixed + solver.smallest_budget_bytes(), update),
+          std::max(fixed + solver.ample_budget_bytes(), update)};
 }
 
 inline BudgetRange budget_range(const RunCase& run, const std::string& folder) {

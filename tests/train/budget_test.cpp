@@ -1,4 +1,6 @@
-// The law: a plan changes memory and time, never the numbers. And: the predicted peak is the measured peak.
+// The law: a plan changes memory and time, never the numbers. And: the predicted peak is the
+// measured peak.
+#include "report/json.h"
 #include "train/budget_runs.h"
 
 #include <headroom/core/error.h>
@@ -20,7 +22,8 @@ TEST_P(Budgets, EveryBudgetGivesTheSameNumbersAndThePredictedPeak) {
   const RunCase run = GetParam();
   const ScratchFolder folder("budgets");
   const BudgetRange range = budget_range(run, folder.path());
-  // With several threads, the scratch memory of one convolution can be the peak of a small network whatever is kept.
+  // With several threads, the scratch memory of one convolution can be the peak of a small network
+  // whatever is kept.
   if (run.model == "nin") {
     ASSERT_LE(range.floor_bytes, range.ample_bytes);
   } else {
@@ -28,15 +31,18 @@ TEST_P(Budgets, EveryBudgetGivesTheSameNumbersAndThePredictedPeak) {
   }
   const TrainResults plain = train(run, 0, folder.path());
   for (int i = 0; i < kNumBudgets; ++i) {
-    const std::int64_t budget = range.floor_bytes + (range.ample_bytes - range.floor_bytes) * i / (kNumBudgets - 1);
+    const std::int64_t budget =
+        range.floor_bytes + (range.ample_bytes - range.floor_bytes) * i / (kNumBudgets - 1);
     const TrainResults results = train(run, budget, folder.path());
-    SCOPED_TRACE("budget " + std::to_string(budget) + ", predicted " + std::to_string(results.predicted_peak_bytes) + ", measured " +
+    SCOPED_TRACE("budget " + std::to_string(budget) + ", predicted " +
+                 std::to_string(results.predicted_peak_bytes) + ", measured " +
                  std::to_string(results.peak_memory_bytes));
     EXPECT_EQ(results.weights_sha256, plain.weights_sha256);
     EXPECT_EQ(results.num_recoveries, 0);
     EXPECT_LE(results.peak_memory_bytes, budget);
     EXPECT_LE(results.peak_memory_bytes, results.predicted_peak_bytes);
-    EXPECT_LE(static_cast<double>(results.predicted_peak_bytes), 1.02 * static_cast<double>(results.peak_memory_bytes));
+    EXPECT_LE(static_cast<double>(results.predicted_peak_bytes),
+              1.02 * static_cast<double>(results.peak_memory_bytes));
   }
 }
 
@@ -58,32 +64,43 @@ TEST_P(Budgets, ThePredictedPeakSucceedsAsCapAndOneByteBelowTheFloorFailsBeforeT
 
 INSTANTIATE_TEST_SUITE_P(
     Models, Budgets,
-    ::testing::Values(RunCase{"mlp", "hidden=64,layers=6", 32, 8, "adamw"}, RunCase{"nin", "width=4,rows=14,columns=14", 8, 4, "sgd"},
-                      RunCase{"nin", "width=4,rows=14,columns=14", 8, 8, "adamw"},
-                      RunCase{"resnet", "blocks=40,width=4,rows=10,columns=10", 8, 4, "adamw"},
-                      RunCase{"gpt", "n_layer=4,n_head=2,n_embd=32,block_size=32,vocab_size=64,dropout=0.1", 8, 4, "adamw"},
-                      RunCase{"gpt", "n_layer=4,n_head=2,n_embd=32,block_size=32,vocab_size=64,dropout=0.1", 8, 8, "adafactor"},
-                      RunCase{"vit",
-                              "num_hidden_layers=4,num_attention_heads=2,hidden_size=32,intermediate_size=64,image_size=20,dropout=0.1", 8,
-                              4, "adamw"},
-                      RunCase{"bert",
-                              "num_hidden_layers=4,num_attention_heads=2,hidden_size=32,intermediate_size=128,max_position_embeddings=40,"
-                              "length=32,vocab_size=64,dropout=0.1",
-                              8, 4, "adamw"},
-                      RunCase{"clip",
-                              "vision_num_hidden_layers=2,vision_num_attention_heads=2,vision_hidden_size=32,vision_intermediate_size=64,"
-                              "text_num_hidden_layers=2,text_num_attention_heads=2,text_hidden_size=32,text_intermediate_size=128,image_"
-                              "size=20,length=16,vocab_size=40,projection_dim=16,vision_dropout=0.1,text_dropout=0.1",
-                              8, 8, "adamw"},
-                      RunCase{"mlp", "hidden=64,layers=6", 32, 8, "adamw", /*spills=*/true},
-                      RunCase{"gpt", "n_layer=4,n_head=2,n_embd=32,block_size=32,vocab_size=64,dropout=0.1", 8, 4, "adamw",
-                              /*spills=*/true}),
+    ::testing::Values(
+        RunCase{"mlp", "hidden=64,layers=6", 32, 8, "adamw"},
+        RunCase{"nin", "width=4,rows=14,columns=14", 8, 4, "sgd"},
+        RunCase{"nin", "width=4,rows=14,columns=14", 8, 8, "adamw"},
+        RunCase{"resnet", "blocks=40,width=4,rows=10,columns=10", 8, 4, "adamw"},
+        RunCase{"gpt", "n_layer=4,n_head=2,n_embd=32,block_size=32,vocab_size=64,dropout=0.1", 8, 4,
+                "adamw"},
+        RunCase{"gpt", "n_layer=4,n_head=2,n_embd=32,block_size=32,vocab_size=64,dropout=0.1", 8, 8,
+                "adafactor"},
+        RunCase{"vit",
+                "num_hidden_layers=4,num_attention_heads=2,hidden_size=32,intermediate_size=64,"
+                "image_size=20,dropout=0.1",
+                8, 4, "adamw"},
+        RunCase{"bert",
+                "num_hidden_layers=4,num_attention_heads=2,hidden_size=32,intermediate_size=128,"
+                "max_position_embeddings=40,"
+                "length=32,vocab_size=64,dropout=0.1",
+                8, 4, "adamw"},
+        RunCase{
+            "clip",
+            "vision_num_hidden_layers=2,vision_num_attention_heads=2,vision_hidden_size=32,vision_"
+            "intermediate_size=64,"
+            "text_num_hidden_layers=2,text_num_attention_heads=2,text_hidden_size=32,text_"
+            "intermediate_size=128,image_"
+            "size=20,length=16,vocab_size=40,projection_dim=16,vision_dropout=0.1,text_dropout=0.1",
+            8, 8, "adamw"},
+        RunCase{"mlp", "hidden=64,layers=6", 32, 8, "adamw", /*spills=*/true},
+        RunCase{"gpt", "n_layer=4,n_head=2,n_embd=32,block_size=32,vocab_size=64,dropout=0.1", 8, 4,
+                "adamw",
+                /*spills=*/true}),
     [](const auto& which) { return which.param.model + std::to_string(which.index); });
 
 TEST(Spilling, ReplacesRecomputingWhereMemoryIsShortAndIsShownInThePlan) {
   set_log_quiet(true);
   const ScratchFolder folder("spilling");
-  RunCase run{"gpt", "n_layer=12,n_head=2,n_embd=32,block_size=64,vocab_size=64,dropout=0.1", 16, 8, "sgd"};
+  RunCase run{"gpt", "n_layer=12,n_head=2,n_embd=32,block_size=64,vocab_size=64,dropout=0.1", 16, 8,
+              "sgd"};
   const std::int64_t budget = budget_range(run, folder.path()).floor_bytes;
   const TrainResults recomputed = train(run, budget, folder.path());
   run.spills = true;
@@ -95,7 +112,8 @@ TEST(Spilling, ReplacesRecomputingWhereMemoryIsShortAndIsShownInThePlan) {
   EXPECT_EQ(spilled.weights_sha256, recomputed.weights_sha256);
   EXPECT_EQ(spilled.num_recoveries, 0);
   EXPECT_LE(spilled.peak_memory_bytes, budget);
-  // Without a place to spill to, each block is run again from the start for the backward of every block after it.
+  // Without a place to spill to, each block is run again from the start for the backward of every
+  // block after it.
   EXPECT_LT(spilled.recomputed_forward_fraction, 0.5 * recomputed.recomputed_forward_fraction);
 }
 
@@ -103,7 +121,8 @@ TEST(Spilling, NeverHappensWithoutAFolder) {
   set_log_quiet(true);
   const ScratchFolder folder("no_spilling");
   const RunCase run{"gpt", "n_layer=4,n_head=2,n_embd=32,block_size=32,vocab_size=64", 8, 8, "sgd"};
-  PreparedRun prepared(run, arguments_of(run, budget_range(run, folder.path()).floor_bytes, folder.path()));
+  PreparedRun prepared(
+      run, arguments_of(run, budget_range(run, folder.path()).floor_bytes, folder.path()));
   const RunPlan plan = prepared.trainer->plan();
   EXPECT_TRUE(plan.costs.boundary_formats.empty());
   for (const Operation& operation : plan.schedule.operations) EXPECT_EQ(operation.format, 0);
@@ -111,8 +130,10 @@ TEST(Spilling, NeverHappensWithoutAFolder) {
 
 TEST(UpdateInBackward, ServesABudgetThatNothingElseDoesWithTheSameWeights) {
   set_log_quiet(true);
-  for (const RunCase& run : {RunCase{"mlp", "hidden=128,layers=8", 4, 4, "adamw"},
-                             RunCase{"gpt", "n_layer=4,n_head=2,n_embd=64,block_size=16,vocab_size=64", 2, 2, "adamw"}}) {
+  for (const RunCase& run :
+       {RunCase{"mlp", "hidden=128,layers=8", 4, 4, "adamw"},
+        RunCase{"gpt", "n_layer=4,n_head=2,n_embd=64,block_size=16,vocab_size=64", 2, 2,
+                "adamw"}}) {
     const ScratchFolder folder("in_backward");
     TrainingArguments arguments = arguments_of(run, 0, folder.path());
     arguments.max_grad_norm = 0.0;
@@ -134,9 +155,11 @@ TEST(UpdateInBackward, ServesABudgetThatNothingElseDoesWithTheSameWeights) {
 TEST(Splits, DifferentSplitsAgreeUpToTheOrderOfSums) {
   set_log_quiet(true);
   const ScratchFolder folder("splits");
-  const double whole = train({"mlp", "hidden=64,layers=3", 24, 24, "sgd"}, 0, folder.path()).final_loss;
+  const double whole =
+      train({"mlp", "hidden=64,layers=3", 24, 24, "sgd"}, 0, folder.path()).final_loss;
   for (const std::int64_t micro : {1, 5, 7, 12}) {
-    const double loss = train({"mlp", "hidden=64,layers=3", 24, micro, "sgd"}, 0, folder.path()).final_loss;
+    const double loss =
+        train({"mlp", "hidden=64,layers=3", 24, micro, "sgd"}, 0, folder.path()).final_loss;
     EXPECT_NEAR(loss, whole, 1e-5 * std::abs(whole)) << "micro-batches of " << micro;
   }
 }
@@ -146,8 +169,10 @@ TEST(Splits, ABatchWhoseLossCouplesItsSamplesIsNeverSplit) {
   set_log_quiet(true);
   const ScratchFolder folder("coupled");
   RunCase run{"clip",
-              "vision_num_hidden_layers=2,vision_num_attention_heads=2,vision_hidden_size=32,vision_intermediate_size=64,text_num_hidden_"
-              "layers=2,text_num_attention_heads=2,text_hidden_size=32,text_intermediate_size=128,image_size=20,length=16,vocab_size=40,"
+              "vision_num_hidden_layers=2,vision_num_attention_heads=2,vision_hidden_size=32,"
+              "vision_intermediate_size=64,text_num_hidden_"
+              "layers=2,text_num_attention_heads=2,text_hidden_size=32,text_intermediate_size=128,"
+              "image_size=20,length=16,vocab_size=40,"
               "projection_dim=16,vision_dropout=0.1,text_dropout=0.1",
               8, 0, "sgd"};
   const TrainResults plain = train(run, 0, folder.path());
@@ -161,7 +186,8 @@ TEST(Splits, ABatchWhoseLossCouplesItsSamplesIsNeverSplit) {
     EXPECT_EQ(results.weights_sha256, plain.weights_sha256);
     EXPECT_LE(results.peak_memory_bytes, budget);
   }
-  EXPECT_THROW(train(run, floor - 1, folder.path()), BudgetError) << "one sample at a time would fit";
+  EXPECT_THROW(train(run, floor - 1, folder.path()), BudgetError)
+      << "one sample at a time would fit";
   run.micro_batch = 4;
   EXPECT_THROW(train(run, 0, folder.path()), ConfigError);
   EXPECT_THROW(train(run, std::int64_t{1} << 40, folder.path()), ConfigError);
@@ -177,7 +203,8 @@ TEST(Splits, TheSearchStaysInsideTheBudgetAndKeepsTheGlobalBatch) {
   const RunCase run{"mlp", "hidden=64,layers=6", 32, 0, "adamw"};
   const TrainResults plain = train(run, 0, folder.path());
   EXPECT_EQ(plain.micro_batch_size, 32);
-  const std::int64_t floor = budget_range({"mlp", "hidden=64,layers=6", 32, 1, "adamw"}, folder.path()).floor_bytes;
+  const std::int64_t floor =
+      budget_range({"mlp", "hidden=64,layers=6", 32, 1, "adamw"}, folder.path()).floor_bytes;
   for (const std::int64_t budget : {floor, (floor + plain.peak_memory_bytes) / 2}) {
     const TrainResults results = train(run, budget, folder.path());
     EXPECT_LE(results.peak_memory_bytes, budget);

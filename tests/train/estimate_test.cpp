@@ -3,8 +3,8 @@
 
 #include <headroom/core/error.h>
 #include <headroom/core/log.h>
-#include <headroom/memory/shape_meter.h>
 #include <headroom/train/estimate.h>
+#include "memory/shape_meter.h"
 
 #include <gtest/gtest.h>
 
@@ -13,9 +13,10 @@ namespace {
 
 class Estimates : public ::testing::TestWithParam<RunCase> {};
 
-void expect_peak(const EstimatedWay& way, std::int64_t measured) {
-  EXPECT_GE(way.peak_bytes, measured) << way.policy;
-  EXPECT_LE(static_cast<double>(way.peak_bytes), 1.02 * static_cast<double>(measured)) << way.policy;
+void expect_peak(const EstimatedStrategy& strategy, std::int64_t measured) {
+  EXPECT_GE(strategy.peak_bytes, measured) << strategy.policy;
+  EXPECT_LE(static_cast<double>(strategy.peak_bytes), 1.02 * static_cast<double>(measured))
+      << strategy.policy;
 }
 
 TEST_P(Estimates, AreThePeaksThatTrainingMeasures) {
@@ -29,10 +30,11 @@ TEST_P(Estimates, AreThePeaksThatTrainingMeasures) {
     arguments.max_steps = 2;
     const Estimate result = estimate(arguments);
     ASSERT_EQ(result.policies.size(), 4U);
-    for (const EstimatedWay& way : result.policies) {
-      arguments.gradient_checkpointing = way.policy == "optimal" || way.policy == "none" ? "" : way.policy;
-      arguments.memory_budget_bytes = way.policy == "optimal" ? way.peak_bytes : 0;
-      expect_peak(way, PreparedRun(run, arguments).trainer->train().peak_memory_bytes);
+    for (const EstimatedStrategy& strategy : result.policies) {
+      arguments.gradient_checkpointing =
+          strategy.policy == "optimal" || strategy.policy == "none" ? "" : strategy.policy;
+      arguments.memory_budget_bytes = strategy.policy == "optimal" ? strategy.peak_bytes : 0;
+      expect_peak(strategy, PreparedRun(run, arguments).trainer->train().peak_memory_bytes);
     }
   }
 }
@@ -43,44 +45,51 @@ TEST_P(Estimates, SayWhatFitsAndWhatDoesNot) {
   const ScratchFolder folder("fits");
   TrainingArguments arguments = arguments_of(run, 0, folder.path());
   const Estimate without_budget = estimate(arguments);
-  EXPECT_TRUE(without_budget.ways.empty());
+  EXPECT_TRUE(without_budget.strategies.empty());
   arguments.memory_budget_bytes = without_budget.floor.peak_bytes - 1;
   EXPECT_FALSE(estimate(arguments).fits());
   arguments.memory_budget_bytes = without_budget.floor.peak_bytes;
   const Estimate at_floor = estimate(arguments);
   ASSERT_TRUE(at_floor.fits());
   for (const std::int64_t budget :
-       {at_floor.floor.peak_bytes, (at_floor.floor.peak_bytes + without_budget.policies.front().peak_bytes) / 2}) {
+       {at_floor.floor.peak_bytes,
+        (at_floor.floor.peak_bytes + without_budget.policies.front().peak_bytes) / 2}) {
     arguments.memory_budget_bytes = budget;
-    for (const EstimatedWay& way : estimate(arguments).ways) {
-      SCOPED_TRACE(way.name + " " + way.policy);
-      EXPECT_LE(way.peak_bytes, budget);
+    for (const EstimatedStrategy& strategy : estimate(arguments).strategies) {
+      SCOPED_TRACE(strategy.name + " " + strategy.policy);
+      EXPECT_LE(strategy.peak_bytes, budget);
       TrainingArguments chosen = arguments;
       chosen.max_steps = 1;
-      chosen.gradient_checkpointing = way.policy == "optimal" || way.policy == "none" ? "" : way.policy;
-      if (way.policy != "optimal") {
-        chosen.per_device_train_batch_size = way.micro_batch;
+      chosen.gradient_checkpointing =
+          strategy.policy == "optimal" || strategy.policy == "none" ? "" : strategy.policy;
+      if (strategy.policy != "optimal") {
+        chosen.per_device_train_batch_size = strategy.micro_batch;
         chosen.memory_budget_bytes = 0;
       }
       EXPECT_LE(PreparedRun(run, chosen).trainer->train().peak_memory_bytes, budget);
     }
   }
   arguments.memory_budget_bytes = std::int64_t{1} << 40;
-  EXPECT_EQ(estimate(arguments).ways.front().name, "plain");
+  EXPECT_EQ(estimate(arguments).strategies.front().name, "plain");
 }
 
 INSTANTIATE_TEST_SUITE_P(
     Models, Estimates,
-    ::testing::Values(RunCase{"mlp", "hidden=64,layers=6", 8, 0, "adamw"}, RunCase{"nin", "width=4,rows=14,columns=14", 8, 0, "sgd"},
-                      RunCase{"resnet", "blocks=12,width=4,rows=10,columns=10", 8, 0, "adamw"},
-                      RunCase{"gpt", "n_layer=4,n_head=2,n_embd=32,block_size=32,vocab_size=64,dropout=0.1", 8, 0, "adafactor"},
-                      RunCase{"vit",
-                              "num_hidden_layers=4,num_attention_heads=2,hidden_size=32,intermediate_size=64,image_size=20,dropout=0.1", 8,
-                              0, "adamw"},
-                      RunCase{"bert",
-                              "num_hidden_layers=4,num_attention_heads=2,hidden_size=32,intermediate_size=128,max_position_embeddings=40,"
-                              "length=32,vocab_size=64,dropout=0.1",
-                              8, 0, "adamw"}),
+    ::testing::Values(
+        RunCase{"mlp", "hidden=64,layers=6", 8, 0, "adamw"},
+        RunCase{"nin", "width=4,rows=14,columns=14", 8, 0, "sgd"},
+        RunCase{"resnet", "blocks=12,width=4,rows=10,columns=10", 8, 0, "adamw"},
+        RunCase{"gpt", "n_layer=4,n_head=2,n_embd=32,block_size=32,vocab_size=64,dropout=0.1", 8, 0,
+                "adafactor"},
+        RunCase{"vit",
+                "num_hidden_layers=4,num_attention_heads=2,hidden_size=32,intermediate_size=64,"
+                "image_size=20,dropout=0.1",
+                8, 0, "adamw"},
+        RunCase{"bert",
+                "num_hidden_layers=4,num_attention_heads=2,hidden_size=32,intermediate_size=128,"
+                "max_position_embeddings=40,"
+                "length=32,vocab_size=64,dropout=0.1",
+                8, 0, "adamw"}),
     [](const auto& which) { return which.param.model; });
 
 TEST(Estimate, OfSeveralRanksIsThatOfTheShareOfOne) {
@@ -98,7 +107,8 @@ TEST(Estimate, OfSeveralRanksIsThatOfTheShareOfOne) {
     EXPECT_EQ(two.policies[i].micro_batch, one.policies[i].micro_batch);
     EXPECT_EQ(two.policies[i].activation_bytes, one.policies[i].activation_bytes);
     EXPECT_GE(two.policies[i].peak_bytes, one.policies[i].peak_bytes);
-    EXPECT_LE(two.policies[i].peak_bytes, one.policies[i].peak_bytes + (std::int64_t{1} << 20)) << "and what summing gradients takes";
+    EXPECT_LE(two.policies[i].peak_bytes, one.policies[i].peak_bytes + (std::int64_t{1} << 20))
+        << "and what summing gradients takes";
   }
 }
 
@@ -110,7 +120,8 @@ TEST(Estimate, OfABatchThatCannotBeSplitOffersNoAccumulation) {
   const Estimate whole = estimate(arguments);
   EXPECT_EQ(whole.floor.micro_batch, 16);
   arguments.memory_budget_bytes = (whole.floor.peak_bytes + whole.policies.front().peak_bytes) / 2;
-  for (const EstimatedWay& way : estimate(arguments).ways) EXPECT_EQ(way.micro_batch, 16) << way.name;
+  for (const EstimatedStrategy& strategy : estimate(arguments).strategies)
+    EXPECT_EQ(strategy.micro_batch, 16) << strategy.name;
   TrainingArguments accumulating = arguments, parallel = arguments;
   accumulating.per_device_train_batch_size = 4;
   EXPECT_THROW(estimate(accumulating), ConfigError);
@@ -121,7 +132,8 @@ TEST(Estimate, OfABatchThatCannotBeSplitOffersNoAccumulation) {
 TEST(Estimate, OfALargeModelTakesNoMemory) {
   MemoryMeter& meter = MemoryMeter::instance();
   meter.reset_peak();
-  const std::int64_t live = meter.live_bytes(), shapes = ShapeMeter::instance().live_bytes(), resident = peak_resident_bytes();
+  const std::int64_t live = meter.live_bytes(), shapes = ShapeMeter::instance().live_bytes(),
+                     resident = peak_resident_bytes();
   TrainingArguments arguments;
   arguments.model = "gpt2-xl";
   arguments.memory_budget_bytes = std::int64_t{64} << 30;

@@ -1,9 +1,11 @@
-// The guide's experiment from PyTorch's initial weights: mlp 784-512-512-10, SGD, learning rate 1e-3, sequential order.
+// The guide's experiment from PyTorch's initial weights: mlp 784-512-512-10, SGD, learning rate
+// 1e-3, sequential order.
 #include <headroom/core/runtime.h>
 #include <headroom/data/dataset.h>
 #include <headroom/model/zoo.h>
 #include <headroom/train/trainer.h>
 
+#include "support/build_paths.h"
 #include "train/training_support.h"
 
 #include <gtest/gtest.h>
@@ -23,11 +25,13 @@ class FashionMnistParity : public ::testing::Test {
  protected:
   static void SetUpTestSuite() {
     folder_ = new TemporaryFolder;
-    const std::string script = std::string(HEADROOM_SOURCE_DIR) + "/tests/train/fashion_mnist_reference.py";
-    const std::string command =
-        "/usr/bin/python3 '" + script + "' " + kData + " '" + folder_->path().string() + "' > '" + (*folder_ / "log") + "' 2>&1";
+    const std::string script =
+        std::string(HEADROOM_SOURCE_DIR) + "/tests/train/fashion_mnist_reference.py";
+    const std::string command = "/usr/bin/python3 '" + script + "' " + kData + " '" +
+                                folder_->path().string() + "' > '" + (*folder_ / "log") + "' 2>&1";
     if (std::system(command.c_str()) != 0)
-      problem_ = "PyTorch's reference did not run (Debian: python3-torch, python3-numpy):\n" + read_file(*folder_ / "log");
+      problem_ = "PyTorch's reference did not run (Debian: python3-torch, python3-numpy):\n" +
+                 read_file(*folder_ / "log");
   }
   static void TearDownTestSuite() {
     delete folder_;
@@ -37,14 +41,17 @@ class FashionMnistParity : public ::testing::Test {
   void SetUp() override { ASSERT_EQ(problem_, ""); }
 
   // The losses of one epoch, from PyTorch's initial weights.
-  static std::vector<double> train(const std::string& name, std::int64_t micro_batch, const std::string& steps) {
+  static std::vector<double> train(const std::string& name, std::int64_t micro_batch,
+                                   const std::string& steps) {
     configure_threads(0);
     const ZooModel model = make_model("mlp", "");
     std::ifstream weights(*folder_ / "weights.bin", std::ios::binary);
     for (at::Tensor& parameter : model.chain.parameters()) {
-      weights.read(static_cast<char*>(parameter.data_ptr()), static_cast<std::streamsize>(parameter.nbytes()));
+      weights.read(static_cast<char*>(parameter.data_ptr()),
+                   static_cast<std::streamsize>(parameter.nbytes()));
     }
-    EXPECT_TRUE(weights && weights.peek() == EOF) << "weights.bin does not hold exactly the parameters";
+    EXPECT_TRUE(weights && weights.peek() == EOF)
+        << "weights.bin does not hold exactly the parameters";
     TrainingArguments arguments = plain_arguments(*folder_ / name);
     arguments.learning_rate = 1e-3;
     arguments.num_train_epochs = 1;
@@ -61,14 +68,16 @@ class FashionMnistParity : public ::testing::Test {
     return losses;
   }
 
-  static void expect_follows(const std::vector<double>& ours, const std::vector<double>& theirs, std::size_t count, double tolerance) {
+  static void expect_follows(const std::vector<double>& ours, const std::vector<double>& theirs,
+                             std::size_t count, double tolerance) {
     ASSERT_GE(ours.size(), count);
     ASSERT_GE(theirs.size(), count);
     double worst = 0.0;
     for (std::size_t i = 0; i < count; ++i) {
       const double difference = std::abs(ours[i] - theirs[i]) / theirs[i];
       worst = std::max(worst, difference);
-      ASSERT_LE(difference, tolerance) << "update " << i + 1 << ": " << ours[i] << " against " << theirs[i];
+      ASSERT_LE(difference, tolerance)
+          << "update " << i + 1 << ": " << ours[i] << " against " << theirs[i];
     }
     RecordProperty("worst_relative_difference", std::to_string(worst));
     std::printf("worst relative difference over %zu updates: %.2g\n", count, worst);
@@ -104,10 +113,13 @@ TEST_F(FashionMnistParity, OneEpochReachesTheAccuracyOfTheGuide) {
   arguments.logging_steps = 500;
   seed_everything(42);
   const TrainResults results =
-      Trainer(arguments, make_model("mlp", "").chain, open_idx_images(kData, true, 10), open_idx_images(kData, false, 10)).train();
+      Trainer(arguments, make_model("mlp", "").chain, open_idx_images(kData, true, 10),
+              open_idx_images(kData, false, 10))
+          .train();
   ASSERT_TRUE(results.eval.has_value());
   std::printf("accuracy after one epoch: %.2f%%\n", 100 * results.eval->accuracy.value());
-  EXPECT_NEAR(results.eval->accuracy.value(), 0.495, 0.06) << "49.5% in PyTorch, and some points more or less by the seed";
+  EXPECT_NEAR(results.eval->accuracy.value(), 0.495, 0.06)
+      << "49.5% in PyTorch, and some points more or less by the seed";
 }
 
 }  // namespace

@@ -1,4 +1,5 @@
-// Half precision in the trainer: loss scaling, autocast by request, and what a snapshot must agree with.
+// Half precision in the trainer: loss scaling, autocast by request, and what a snapshot must agree
+// with.
 #include "train/budget_runs.h"
 #include "train/training_support.h"
 
@@ -20,15 +21,17 @@ using testing::TableData;
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-/// Passes everything through, but a gradient that fp16 could not hold becomes infinite, as it would in a network that computes in fp16. On
-/// request, so does that of one backward, counted from the start.
+/// Passes everything through, but a gradient that fp16 could not hold becomes infinite, as it would
+/// in a network that computes in fp16. On request, so does that of one backward, counted from the
+/// start.
 struct Fp16Range : torch::autograd::Function<Fp16Range> {
   static at::Tensor forward(AutogradContext*, const at::Tensor& x) { return x.clone(); }
   static variable_list backward(AutogradContext*, variable_list gradients) {
     const bool breaks = num_backwards++ == broken_backward;
     const at::Tensor beyond = gradients[0].abs() > largest;
     const double infinity = std::numeric_limits<double>::infinity();
-    return {breaks ? at::full_like(gradients[0], infinity) : gradients[0].masked_fill(beyond, infinity)};
+    return {breaks ? at::full_like(gradients[0], infinity)
+                   : gradients[0].masked_fill(beyond, infinity)};
   }
   static inline double largest = 65504;
   static inline std::int64_t num_backwards = 0;
@@ -73,14 +76,17 @@ class Precision : public ::testing::Test {
     chain.add("last", last, [last](const auto& x, const MicroBatch& micro) {
       return std::vector<at::Tensor>{summed_cross_entropy({last->forward(x[0])}, micro)};
     });
-    return Trainer(args, chain, std::make_shared<TableData>(kWindow, testing::kWidth, testing::kClasses, 11)).train();
+    return Trainer(args, chain,
+                   std::make_shared<TableData>(kWindow, testing::kWidth, testing::kClasses, 11))
+        .train();
   }
 
   ScratchFolder folder_{"precision"};
 };
 
 TEST_F(Precision, UpdatesThatOverflowAreSkippedAndTheScaleComesDown) {
-  Fp16Range::largest = 100;  // the gradients are some hundredths: 65536 and a few halves of it are too much
+  Fp16Range::largest =
+      100;  // the gradients are some hundredths: 65536 and a few halves of it are too much
   const TrainResults limited = train(arguments("limited", 12), true);
   const std::int64_t num_skipped = limited.num_skipped_updates;
   ASSERT_GE(num_skipped, 2);
@@ -92,8 +98,11 @@ TEST_F(Precision, UpdatesThatOverflowAreSkippedAndTheScaleComesDown) {
     EXPECT_EQ(lines[i]["skipped_updates"], skipped) << "update " << i + 1;
     EXPECT_TRUE(std::isfinite(lines[i]["loss"].get<double>()));
   }
-  EXPECT_EQ(lines[static_cast<std::size_t>(num_skipped)]["learning_rate"], lines[0]["learning_rate"]) << "the schedule waited";
-  EXPECT_EQ(train(arguments("unlimited", 12 - num_skipped), false).weights_sha256, limited.weights_sha256)
+  EXPECT_EQ(lines[static_cast<std::size_t>(num_skipped)]["learning_rate"],
+            lines[0]["learning_rate"])
+      << "the schedule waited";
+  EXPECT_EQ(train(arguments("unlimited", 12 - num_skipped), false).weights_sha256,
+            limited.weights_sha256)
       << "skipped updates leave no trace, and scales are powers of two";
 }
 
@@ -120,7 +129,8 @@ TEST_F(Precision, AResumedRunHasTheScaleOfTheOneThatWasInterrupted) {
     const TrainResults results = train(resumed, true, 100);
     EXPECT_EQ(results.weights_sha256, whole.weights_sha256) << step;
     EXPECT_EQ(results.num_skipped_updates, whole.num_skipped_updates) << step;
-    EXPECT_EQ(metrics_of(resumed.output_dir).back()["loss_scale"], expected.back()["loss_scale"]) << step;
+    EXPECT_EQ(metrics_of(resumed.output_dir).back()["loss_scale"], expected.back()["loss_scale"])
+        << step;
   }
 }
 
@@ -129,7 +139,8 @@ TEST_F(Precision, WhatOverflowsWithoutAnyScaleIsAnErrorOnRequest) {
   TrainingArguments args = arguments("hopeless", 40);
   args.error_on_nan = true;
   EXPECT_THROW(train(args, true), Error);
-  EXPECT_EQ(metrics_of(args.output_dir).back()["loss_scale"], 1) << "as long as a smaller scale may help, there is no error";
+  EXPECT_EQ(metrics_of(args.output_dir).back()["loss_scale"], 1)
+      << "as long as a smaller scale may help, there is no error";
 }
 
 TEST_F(Precision, LossScalingNeedsAllGradientsBeforeTheUpdate) {
@@ -140,7 +151,8 @@ TEST_F(Precision, LossScalingNeedsAllGradientsBeforeTheUpdate) {
     args.bf16 = !fp16;
     args.fp16 = fp16;
     const std::int64_t parameters = make_model(run.model, run.config).chain.num_parameters();
-    args.memory_budget_bytes = parameters * 4 * 3 + parameters * 3;  // weights, optimizer and gradients are more
+    args.memory_budget_bytes =
+        parameters * 4 * 3 + parameters * 3;  // weights, optimizer and gradients are more
     PreparedRun prepared(run, args);
     if (fp16) {
       EXPECT_THROW(prepared.trainer->plan(), BudgetError);
@@ -167,24 +179,30 @@ void expect_one_result_for_every_plan(const RunCase& run, TrainingArguments args
   }
   for (const double share : {0.1, 0.15, 0.2}) {
     args.memory_budget_bytes =
-        plain.peak_memory_bytes - static_cast<std::int64_t>(share * static_cast<double>(plain.peak_activation_bytes));
+        plain.peak_memory_bytes -
+        static_cast<std::int64_t>(share * static_cast<double>(plain.peak_activation_bytes));
     const TrainResults planned = PreparedRun(run, args).trainer->train();
-    EXPECT_EQ(planned.weights_sha256, plain.weights_sha256) << "without " << share << " of the activations";
+    EXPECT_EQ(planned.weights_sha256, plain.weights_sha256)
+        << "without " << share << " of the activations";
     EXPECT_LE(planned.peak_memory_bytes, args.memory_budget_bytes);
     EXPECT_LE(planned.peak_memory_bytes, planned.predicted_peak_bytes);
-    EXPECT_LE(static_cast<double>(planned.predicted_peak_bytes), 1.02 * static_cast<double>(planned.peak_memory_bytes));
+    EXPECT_LE(static_cast<double>(planned.predicted_peak_bytes),
+              1.02 * static_cast<double>(planned.peak_memory_bytes));
     EXPECT_EQ(planned.num_recoveries, 0);
   }
 }
 
 TEST_F(Precision, EveryPlanGivesTheSameWeights) {
   for (const std::string backend : {"autocast", "keep"}) {
-    for (const RunCase& run : {RunCase{"mlp", "hidden=48,layers=6,rows=8,columns=8", 256, 128, "adamw"},
-                               RunCase{"gpt", "n_layer=4,n_head=2,n_embd=32,block_size=32,vocab_size=64,dropout=0.1", 8, 4, "adamw"},
-                               RunCase{"bert",
-                                       "num_hidden_layers=4,num_attention_heads=2,hidden_size=32,intermediate_size=128,max_position_"
-                                       "embeddings=32,vocab_size=64,dropout=0.1",
-                                       8, 4, "adamw"}}) {
+    for (const RunCase& run :
+         {RunCase{"mlp", "hidden=48,layers=6,rows=8,columns=8", 256, 128, "adamw"},
+          RunCase{"gpt", "n_layer=4,n_head=2,n_embd=32,block_size=32,vocab_size=64,dropout=0.1", 8,
+                  4, "adamw"},
+          RunCase{"bert",
+                  "num_hidden_layers=4,num_attention_heads=2,hidden_size=32,intermediate_size=128,"
+                  "max_position_"
+                  "embeddings=32,vocab_size=64,dropout=0.1",
+                  8, 4, "adamw"}}) {
       SCOPED_TRACE(backend + " " + run.model);
       TrainingArguments args = arguments_of(run, 0, folder_.path() + "/plans");
       args.half_precision_backend = backend;
@@ -209,7 +227,9 @@ TEST_F(Precision, ASnapshotIsContinuedInTheSamePrecisionOnly) {
     train(resumed, false);
     FAIL() << "continued in another precision";
   } catch (const SnapshotError& error) {
-    EXPECT_NE(std::string(error.what()).find("half_precision_backend 'autocast', not 'keep'"), std::string::npos) << error.what();
+    EXPECT_NE(std::string(error.what()).find("half_precision_backend 'autocast', not 'keep'"),
+              std::string::npos)
+        << error.what();
   }
 }
 

@@ -1,4 +1,5 @@
-// Memory runs out in the middle of a step all the same: the step is undone, planned anew and made again, and nothing is lost.
+// Memory runs out in the middle of a step all the same: the step is undone, planned anew and made
+// again, and nothing is lost.
 #include "train/budget_runs.h"
 
 #include <headroom/core/error.h>
@@ -26,7 +27,9 @@ TEST(Recovery, ACapLoweredAtAnyMicroBatchGivesTheSameWeights) {
     const std::int64_t live_before = MemoryMeter::instance().live_bytes();
     {
       TrainingArguments arguments = arguments_of(run, range.ample_bytes, folder.path());
-      PreparedRun prepared(run, arguments, [&](auto data) { return std::make_shared<CapLoweringData>(data, at + 1, low); });
+      PreparedRun prepared(run, arguments, [&](auto data) {
+        return std::make_shared<CapLoweringData>(data, at + 1, low);
+      });
       const TrainResults results = prepared.trainer->train();
       EXPECT_EQ(results.weights_sha256, plain.weights_sha256) << "cap lowered at load " << at;
       EXPECT_EQ(results.global_step, plain.global_step);
@@ -43,7 +46,8 @@ TEST(Recovery, BelowTheFloorIsABudgetErrorAndTheLastGoodStateIsSaved) {
   const ScratchFolder folder("below");
   const BudgetRange range = budget_range(run, folder.path());
   TrainingArguments arguments = arguments_of(run, range.ample_bytes, folder.path());
-  PreparedRun prepared(run, arguments, [&](auto data) { return std::make_shared<CapLoweringData>(data, 5, 1); });
+  PreparedRun prepared(run, arguments,
+                       [&](auto data) { return std::make_shared<CapLoweringData>(data, 5, 1); });
   try {
     prepared.trainer->train();
     FAIL() << "trained without memory";

@@ -14,7 +14,8 @@ namespace headroom {
 namespace {
 
 constexpr std::int64_t kLongest = 64;
-const RunCase kRun{"gpt", "n_layer=4,n_head=2,n_embd=32,block_size=64,vocab_size=64,dropout=0.1", 8, 0, "adamw"};
+const RunCase kRun{"gpt", "n_layer=4,n_head=2,n_embd=32,block_size=64,vocab_size=64,dropout=0.1", 8,
+                   0, "adamw"};
 
 // The lengths of the windows of a run, in order.
 const std::vector<std::int64_t> kWindows = {24, 16, 64, 23, 40, 64, 17, 33, 58, 24, 18, 64};
@@ -23,15 +24,19 @@ std::int64_t length_by_window(std::int64_t sample) {
   return kWindows[static_cast<std::size_t>(sample / kRun.global_batch) % kWindows.size()];
 }
 
-TrainingArguments arguments_for(const RunCase& run, std::int64_t budget_bytes, const std::string& folder) {
+TrainingArguments arguments_for(const RunCase& run, std::int64_t budget_bytes,
+                                const std::string& folder) {
   TrainingArguments arguments = arguments_of(run, budget_bytes, folder);
   arguments.shuffle = false;
   arguments.max_steps = static_cast<std::int64_t>(kWindows.size());
   return arguments;
 }
 
-TrainResults train_varying(const RunCase& run, const TrainingArguments& arguments, const VaryingTokens::Length& length) {
-  return PreparedRun(run, arguments, [&](auto data) { return std::make_shared<VaryingTokens>(data, length); }).trainer->train();
+TrainResults train_varying(const RunCase& run, const TrainingArguments& arguments,
+                           const VaryingTokens::Length& length) {
+  return PreparedRun(run, arguments,
+                     [&](auto data) { return std::make_shared<VaryingTokens>(data, length); })
+      .trainer->train();
 }
 
 // Each shape that is the first of its bucket, or larger than all before in it.
@@ -84,26 +89,33 @@ TEST(ShapeBuckets, EachHasAPlanOfItsOwnAndNothingRunsOut) {
   RunCase run = kRun;
   run.micro_batch = 4;
   const std::int64_t budget = tight_budget(run, run.micro_batch, folder.path());
-  const TrainResults plain = train_varying(run, arguments_for(run, 0, folder.path()), length_by_window);
+  const TrainResults plain =
+      train_varying(run, arguments_for(run, 0, folder.path()), length_by_window);
   ASSERT_GT(plain.peak_memory_bytes, budget) << "the budget must be tight";
-  const TrainResults results = train_varying(run, arguments_for(run, budget, folder.path()), length_by_window);
+  const TrainResults results =
+      train_varying(run, arguments_for(run, budget, folder.path()), length_by_window);
   EXPECT_EQ(results.num_recoveries, 0);
   EXPECT_EQ(results.num_plans, num_plans_expected());
   EXPECT_EQ(results.global_step, plain.global_step);
   EXPECT_EQ(results.weights_sha256, plain.weights_sha256);
   EXPECT_LE(results.peak_memory_bytes, budget);
   EXPECT_LE(results.peak_memory_bytes, results.predicted_peak_bytes);
-  EXPECT_LE(static_cast<double>(results.predicted_peak_bytes), 1.02 * static_cast<double>(results.peak_memory_bytes));
+  EXPECT_LE(static_cast<double>(results.predicted_peak_bytes),
+            1.02 * static_cast<double>(results.peak_memory_bytes));
 }
 
 TEST(ShapeBuckets, MaySplitTheGlobalBatchInTheirOwnWay) {
   set_log_quiet(true);
   const ScratchFolder folder("bucket_splits");
   RunCase run = kRun;
-  run.config = "n_layer=4,n_head=2,n_embd=32,block_size=64,vocab_size=64";  // dropout draws other numbers for another split
+  run.config =
+      "n_layer=4,n_head=2,n_embd=32,block_size=64,vocab_size=64";  // dropout draws other numbers
+                                                                   // for another split
   const std::int64_t budget = tight_budget(run, 2, folder.path());
-  const TrainResults plain = train_varying(run, arguments_for(run, 0, folder.path()), length_by_window);
-  const TrainResults results = train_varying(run, arguments_for(run, budget, folder.path()), length_by_window);
+  const TrainResults plain =
+      train_varying(run, arguments_for(run, 0, folder.path()), length_by_window);
+  const TrainResults results =
+      train_varying(run, arguments_for(run, budget, folder.path()), length_by_window);
   EXPECT_EQ(results.num_recoveries, 0);
   EXPECT_LE(results.peak_memory_bytes, budget);
   EXPECT_NEAR(results.final_loss, plain.final_loss, 1e-5 * plain.final_loss);
@@ -123,7 +135,8 @@ TEST(ShapeBuckets, AWindowWhoseLaterMicroBatchesAreLongerIsMadeAgainAsAWhole) {
   const auto by_sample = [](std::int64_t sample) { return 16 + sample * 7 % 49; };
   const std::int64_t budget = tight_budget(run, run.micro_batch, folder.path());
   const TrainResults plain = train_varying(run, arguments_for(run, 0, folder.path()), by_sample);
-  const TrainResults results = train_varying(run, arguments_for(run, budget, folder.path()), by_sample);
+  const TrainResults results =
+      train_varying(run, arguments_for(run, budget, folder.path()), by_sample);
   EXPECT_EQ(results.num_recoveries, 0);
   EXPECT_EQ(results.weights_sha256, plain.weights_sha256);
   EXPECT_LE(results.peak_memory_bytes, budget);
@@ -132,7 +145,9 @@ TEST(ShapeBuckets, AWindowWhoseLaterMicroBatchesAreLongerIsMadeAgainAsAWhole) {
 TEST(ShapeBuckets, AreSplitAsBeforeWhenARunIsResumed) {
   set_log_quiet(true);
   // A bucket that first needs a smaller split after the snapshot is split by what is measured then.
-  const auto without_growth = [](std::int64_t sample) { return length_by_window(sample) == 18 ? 17 : length_by_window(sample); };
+  const auto without_growth = [](std::int64_t sample) {
+    return length_by_window(sample) == 18 ? 17 : length_by_window(sample);
+  };
   const ScratchFolder whole_folder("bucket_whole"), folder("bucket_resumed");
   const std::int64_t budget = tight_budget(kRun, 3, folder.path());
   TrainingArguments arguments = arguments_for(kRun, budget, whole_folder.path());
@@ -149,7 +164,8 @@ TEST(ShapeBuckets, OneShapeHasOnePlan) {
   set_log_quiet(true);
   const ScratchFolder folder("bucket_one");
   const std::int64_t budget = tight_budget(kRun, 4, folder.path());
-  const TrainResults results = train_varying(kRun, arguments_for(kRun, budget, folder.path()), [](std::int64_t) { return kLongest; });
+  const TrainResults results = train_varying(kRun, arguments_for(kRun, budget, folder.path()),
+                                             [](std::int64_t) { return kLongest; });
   EXPECT_EQ(results.num_plans, 1);
 }
 

@@ -15,12 +15,16 @@ using namespace headroom::testing;
 
 class TrainerTest : public ::testing::Test {
  protected:
-  TrainingArguments arguments(const std::string& name = "out") const { return plain_arguments(folder_ / name); }
+  TrainingArguments arguments(const std::string& name = "out") const {
+    return plain_arguments(folder_ / name);
+  }
   TemporaryFolder folder_;
 };
 
-// Trains the same network by the trainer and by the plain loop over `windows`; compares losses, gradient norms and weights.
-void expect_plain_numbers(const TrainingArguments& arguments, const std::vector<std::vector<std::int64_t>>& windows) {
+// Trains the same network by the trainer and by the plain loop over `windows`; compares losses,
+// gradient norms and weights.
+void expect_plain_numbers(const TrainingArguments& arguments,
+                          const std::vector<std::vector<std::int64_t>>& windows) {
   const auto data = make_data();
   torch::nn::Sequential ours = make_plain_network(5);
   const TrainResults results = Trainer(arguments, chain_of(ours), data).train();
@@ -42,7 +46,8 @@ void expect_plain_numbers(const TrainingArguments& arguments, const std::vector<
 }
 
 TEST_F(TrainerTest, AccumulationEqualsTheWholeWindowAlsoInTheLastPartialOne) {
-  for (const auto& [micro, steps] : std::vector<std::pair<int, const char*>>{{8, "1"}, {4, "2"}, {2, "4"}, {1, "8"}}) {
+  for (const auto& [micro, steps] :
+       std::vector<std::pair<int, const char*>>{{8, "1"}, {4, "2"}, {2, "4"}, {1, "8"}}) {
     TrainingArguments args = arguments(std::to_string(micro));
     args.per_device_train_batch_size = micro;
     args.gradient_accumulation_steps = steps;
@@ -131,7 +136,8 @@ TEST_F(TrainerTest, TheLearningRateFollowsTheScheduleOncePerUpdate) {
   const double top = 0.1 * 8 / 4;
   const std::vector<double> expected = {0, top / 2, top, top * 3 / 4, top / 2, top / 4};
   ASSERT_EQ(metrics.size(), expected.size());
-  for (std::size_t i = 0; i < expected.size(); ++i) EXPECT_NEAR(metrics[i]["learning_rate"].get<double>(), expected[i], 1e-12) << i;
+  for (std::size_t i = 0; i < expected.size(); ++i)
+    EXPECT_NEAR(metrics[i]["learning_rate"].get<double>(), expected[i], 1e-12) << i;
 }
 
 TEST_F(TrainerTest, AnUpdateThatIsNotFiniteIsSkippedCountedAndNamed) {
@@ -171,10 +177,12 @@ TEST_F(TrainerTest, AnUpdateThatIsNotFiniteIsAnErrorOnRequest) {
     EXPECT_NE(std::string(error.what()).find("0.weight"), std::string::npos) << error.what();
     EXPECT_NE(std::string(error.what()).find("update 2"), std::string::npos) << error.what();
   }
-  for (const at::Tensor& parameter : network->parameters()) EXPECT_TRUE(parameter.isfinite().all().item<bool>());
+  for (const at::Tensor& parameter : network->parameters())
+    EXPECT_TRUE(parameter.isfinite().all().item<bool>());
 }
 
-// Everything that could go wrong at once: dropout, BatchNorm, shuffling, AdamW, a falling learning rate, accumulation, a partial window.
+// Everything that could go wrong at once: dropout, BatchNorm, shuffling, AdamW, a falling learning
+// rate, accumulation, a partial window.
 TrainingArguments noisy_arguments(const std::string& output_dir) {
   TrainingArguments arguments = plain_arguments(output_dir);
   arguments.shuffle = true;
@@ -246,7 +254,8 @@ TEST_F(TrainerTest, ResumingFromAnyUpdateIsTheSameAsNeverHavingStopped) {
   for (int step = 1; step <= 9; ++step) {
     TrainingArguments resumed = noisy_arguments(folder_ / ("resumed" + std::to_string(step)));
     resumed.resume_from_checkpoint = folder_ / ("whole/snapshot-" + std::to_string(step));
-    const TrainResults results = train_noisily(resumed, 100 + step);  // other weights and random state to begin with
+    const TrainResults results =
+        train_noisily(resumed, 100 + step);  // other weights and random state to begin with
     EXPECT_EQ(results.weights_sha256, whole.weights_sha256) << step;
     EXPECT_EQ(results.global_step, 9);
     EXPECT_EQ(results.epoch, whole.epoch);
@@ -261,7 +270,9 @@ TEST_F(TrainerTest, AStopSavesASnapshotToGoOnFrom) {
     const auto data = make_data();
     int num_loaded = 0;
     data->on_load = [&](c10::ArrayRef<std::int64_t>) {
-      if (++num_loaded == 9) Trainer::request_stop();  // in the first micro-batch of update 5: 2 + 2 + 2 (4 and 1 samples) + 2 come before
+      if (++num_loaded == 9)
+        Trainer::request_stop();  // in the first micro-batch of update 5: 2 + 2 + 2 (4 and 1
+                                  // samples) + 2 come before
     };
     Trainer trainer(args, chain_of(make_noisy_network(5)), data);
     const TrainResults results = trainer.train();
@@ -286,7 +297,8 @@ TEST_F(TrainerTest, OnlyTheNewestSnapshotsAreKept) {
     const std::string name = entry.path().filename();
     if (name.find("snapshot") != std::string::npos) names.insert(name);
   }
-  EXPECT_EQ(names, (std::set<std::string>{"snapshot-10", "snapshot-11"})) << "and nothing temporary";
+  EXPECT_EQ(names, (std::set<std::string>{"snapshot-10", "snapshot-11"}))
+      << "and nothing temporary";
 }
 
 TEST_F(TrainerTest, ANewRunInTheSameFolderStartsANewLog) {
@@ -307,14 +319,16 @@ TEST_F(TrainerTest, PeakMemoryDoesNotGrowWithTheNumberOfAccumulationSteps) {
     seed_everything(1);
     const ZooModel model = make_model("mlp", "hidden=128,rows=8,columns=8,classes=3");
     const TrainResults results = Trainer(args, model.chain, data).train();
-    return std::pair<std::int64_t, std::int64_t>(results.peak_memory_bytes - before, results.peak_activation_bytes);
+    return std::pair<std::int64_t, std::int64_t>(results.peak_memory_bytes - before,
+                                                 results.peak_activation_bytes);
   };
   const auto two = peaks(16, 2);
   EXPECT_EQ(peaks(16, 4), two);
   EXPECT_EQ(peaks(16, 16), two);
   const auto whole = peaks(64, 1);
   EXPECT_LT(two.first, whole.first);
-  EXPECT_NEAR(static_cast<double>(whole.second) / static_cast<double>(two.second), 4.0, 0.2) << "activations shrink with the micro-batch";
+  EXPECT_NEAR(static_cast<double>(whole.second) / static_cast<double>(two.second), 4.0, 0.2)
+      << "activations shrink with the micro-batch";
 }
 
 TEST_F(TrainerTest, AMemoryBudgetIsKeptAndChangesNoNumber) {
@@ -341,8 +355,10 @@ TEST_F(TrainerTest, AMemoryBudgetIsKeptAndChangesNoNumber) {
   EXPECT_GT(planned.recomputed_forward_fraction, 0.0);
   EXPECT_EQ(planned.weights_sha256, free.weights_sha256);
   EXPECT_EQ(planned.num_recoveries, 0);
-  const auto timeline = nlohmann::json::parse(read_file(folder_ / "planned/plan.json")).at("timeline");
-  const auto events = nlohmann::json::parse(read_file(folder_ / "planned/trace.json")).at("traceEvents");
+  const auto timeline =
+      nlohmann::json::parse(read_file(folder_ / "planned/plan.json")).at("timeline");
+  const auto events =
+      nlohmann::json::parse(read_file(folder_ / "planned/trace.json")).at("traceEvents");
   ASSERT_EQ(events.size(), 2 * timeline.size()) << "an operation and its bytes";
   std::int64_t most = 0;
   for (std::size_t i = 0; i < timeline.size(); ++i) {
@@ -351,7 +367,9 @@ TEST_F(TrainerTest, AMemoryBudgetIsKeptAndChangesNoNumber) {
   }
   EXPECT_GT(most, 0);
   EXPECT_LE(most, planned.peak_memory_bytes);
-  EXPECT_EQ(events.back().at("args").at("gradients"), events[events.size() - 3].at("args").at("weights")) << "all gradients are there";
+  EXPECT_EQ(events.back().at("args").at("gradients"),
+            events[events.size() - 3].at("args").at("weights"))
+      << "all gradients are there";
 }
 
 TEST_F(TrainerTest, EvaluatesLossAndAccuracy) {
@@ -364,8 +382,10 @@ TEST_F(TrainerTest, EvaluatesLossAndAccuracy) {
   ASSERT_TRUE(results.eval.has_value());
   network->eval();
   const at::Tensor scores = network->forward(eval_data->rows);
-  EXPECT_NEAR(results.eval->loss, torch::nn::functional::cross_entropy(scores, eval_data->labels).item<double>(), 1e-6);
-  EXPECT_EQ(results.eval->accuracy, scores.argmax(1).eq(eval_data->labels).sum().item<double>() / 13);
+  EXPECT_NEAR(results.eval->loss,
+              torch::nn::functional::cross_entropy(scores, eval_data->labels).item<double>(), 1e-6);
+  EXPECT_EQ(results.eval->accuracy,
+            scores.argmax(1).eq(eval_data->labels).sum().item<double>() / 13);
   EXPECT_EQ(results.eval->num_samples, 13);
   std::vector<double> epochs;
   for (const auto& line : metrics_of(args.output_dir)) {
@@ -379,14 +399,16 @@ TEST_F(TrainerTest, EvaluationChangesNoNumber) {
   TrainingArguments args = noisy_arguments(folder_ / "evaluating");
   args.eval_strategy = "steps";
   args.eval_steps = 1;
-  const TrainResults results =
-      Trainer(args, chain_of(make_noisy_network(5)), make_data(), std::make_shared<TableData>(13, kWidth, kClasses, 12)).train();
+  const TrainResults results = Trainer(args, chain_of(make_noisy_network(5)), make_data(),
+                                       std::make_shared<TableData>(13, kWidth, kClasses, 12))
+                                   .train();
   EXPECT_EQ(results.weights_sha256, plain.weights_sha256);
 }
 
 TEST_F(TrainerTest, FilesHaveThePromisedKeys) {
   TrainingArguments args = arguments();
-  const TrainResults results = Trainer(args, chain_of(make_plain_network(5)), make_data(), make_data(5)).train();
+  const TrainResults results =
+      Trainer(args, chain_of(make_plain_network(5)), make_data(), make_data(5)).train();
   const auto json = nlohmann::json::parse(read_file(args.output_dir + "/train_results.json"));
   EXPECT_EQ(json["weights_sha256"], results.weights_sha256);
   EXPECT_EQ(json["num_parameters"], kWidth * 16 + 16 + 16 * kClasses + kClasses);
@@ -394,13 +416,15 @@ TEST_F(TrainerTest, FilesHaveThePromisedKeys) {
   EXPECT_EQ(json["epoch"], 2.0);
   EXPECT_EQ(json["world_size"], 1);
   EXPECT_EQ(json["memory_budget_bytes"], 0);
-  for (const char* owner : {"weights", "gradients", "optimizer", "activations", "inputs", "other"}) {
+  for (const char* owner :
+       {"weights", "gradients", "optimizer", "activations", "inputs", "other"}) {
     EXPECT_TRUE(json["peak_bytes_by_owner"].contains(owner)) << owner;
   }
   const std::int64_t parameter_bytes = 4 * json["num_parameters"].get<std::int64_t>();
   EXPECT_EQ(json["peak_bytes_by_owner"]["weights"], parameter_bytes);
   EXPECT_EQ(json["peak_bytes_by_owner"]["gradients"], parameter_bytes);
-  EXPECT_EQ(json["peak_bytes_by_owner"]["inputs"], 8 * (kWidth * 4 + 8 + 8)) << "rows, labels and, while they are read, indices";
+  EXPECT_EQ(json["peak_bytes_by_owner"]["inputs"], 8 * (kWidth * 4 + 8 + 8))
+      << "rows, labels and, while they are read, indices";
   EXPECT_TRUE(json.contains("eval_loss") && json.contains("eval_accuracy"));
   for (const char* key : {"step", "epoch", "loss", "grad_norm", "learning_rate"}) {
     EXPECT_TRUE(metrics_of(args.output_dir)[0].contains(key)) << key;

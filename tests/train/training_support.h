@@ -13,11 +13,11 @@
 #include <nlohmann/json.hpp>
 
 #include <functional>
-#include <memory>
 #include <sstream>
 #include <string>
 #include <utility>
 #include <vector>
+#include "memory"
 
 namespace headroom::testing {
 
@@ -55,16 +55,20 @@ inline std::shared_ptr<TableData> make_data(std::int64_t size = kSamples) {
 /// With dropout and BatchNorm, so that random state and buffers matter.
 inline torch::nn::Sequential make_noisy_network(std::uint64_t seed) {
   seed_everything(seed);
-  return torch::nn::Sequential(torch::nn::Linear(kWidth, 16), torch::nn::BatchNorm1d(16), torch::nn::ReLU(), torch::nn::Dropout(0.3),
+  return torch::nn::Sequential(torch::nn::Linear(kWidth, 16), torch::nn::BatchNorm1d(16),
+                               torch::nn::ReLU(), torch::nn::Dropout(0.3),
                                torch::nn::Linear(16, kClasses));
 }
 
 inline torch::nn::Sequential make_plain_network(std::uint64_t seed) {
   seed_everything(seed);
-  return torch::nn::Sequential(torch::nn::Linear(kWidth, 16), torch::nn::Tanh(), torch::nn::Linear(16, kClasses));
+  return torch::nn::Sequential(torch::nn::Linear(kWidth, 16), torch::nn::Tanh(),
+                               torch::nn::Linear(16, kClasses));
 }
 
-inline Chain chain_of(const torch::nn::Sequential& network) { return Chain::from_sequential(network.ptr(), summed_cross_entropy); }
+inline Chain chain_of(const torch::nn::Sequential& network) {
+  return Chain::from_sequential(network.ptr(), summed_cross_entropy);
+}
 
 /// Sequential order, plain SGD, no clipping, every update logged, nothing shown.
 inline TrainingArguments plain_arguments(const std::string& output_dir) {
@@ -89,12 +93,15 @@ inline std::vector<nlohmann::json> metrics_of(const std::string& output_dir) {
   return lines;
 }
 
-/// One update of plain SGD on the mean loss of `samples`, all at once. Returns the loss, and the norm of the gradient when asked.
-inline double plain_update(torch::nn::Sequential& network, const TableData& data, const std::vector<std::int64_t>& samples,
-                           double learning_rate, double* norm = nullptr) {
+/// One update of plain SGD on the mean loss of `samples`, all at once. Returns the loss, and the
+/// norm of the gradient when asked.
+inline double plain_update(torch::nn::Sequential& network, const TableData& data,
+                           const std::vector<std::int64_t>& samples, double learning_rate,
+                           double* norm = nullptr) {
   const MicroBatch batch = data.load(samples);
   for (at::Tensor& parameter : network->parameters()) parameter.mutable_grad() = at::Tensor();
-  const at::Tensor loss = torch::nn::functional::cross_entropy(network->forward(batch.inputs[0]), batch.targets[0]);
+  const at::Tensor loss =
+      torch::nn::functional::cross_entropy(network->forward(batch.inputs[0]), batch.targets[0]);
   loss.backward();
   const torch::NoGradGuard no_grad;
   double squares = 0.0;
@@ -112,16 +119,20 @@ inline std::vector<std::int64_t> range(std::int64_t begin, std::int64_t end) {
   return values;
 }
 
-/// Windows of `size` over the samples in order, `epochs` times; the last one of an epoch may be smaller.
-inline std::vector<std::vector<std::int64_t>> plain_windows(std::int64_t num_samples, std::int64_t size, int epochs) {
+/// Windows of `size` over the samples in order, `epochs` times; the last one of an epoch may be
+/// smaller.
+inline std::vector<std::vector<std::int64_t>> plain_windows(std::int64_t num_samples,
+                                                            std::int64_t size, int epochs) {
   std::vector<std::vector<std::int64_t>> windows;
   for (int epoch = 0; epoch < epochs; ++epoch) {
-    for (std::int64_t first = 0; first < num_samples; first += size) windows.push_back(range(first, std::min(first + size, num_samples)));
+    for (std::int64_t first = 0; first < num_samples; first += size)
+      windows.push_back(range(first, std::min(first + size, num_samples)));
   }
   return windows;
 }
 
-inline void expect_close(const torch::nn::Sequential& ours, const torch::nn::Sequential& theirs, double tolerance) {
+inline void expect_close(const torch::nn::Sequential& ours, const torch::nn::Sequential& theirs,
+                         double tolerance) {
   const auto a = ours->parameters();
   const auto b = theirs->parameters();
   for (std::size_t i = 0; i < a.size(); ++i) {

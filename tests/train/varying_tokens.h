@@ -1,6 +1,6 @@
 #pragma once
 
-// Sequences of different lengths, for the tests of room train.
+// Sequences of different lengths, for the tests of layer train.
 
 #include <headroom/data/dataset.h>
 
@@ -9,8 +9,8 @@
 #include <algorithm>
 #include <cstdint>
 #include <functional>
-#include <memory>
 #include <utility>
+#include "memory"
 
 namespace headroom {
 
@@ -18,7 +18,8 @@ namespace headroom {
 class VaryingTokens final : public Dataset {
  public:
   using Length = std::function<std::int64_t(std::int64_t sample)>;
-  VaryingTokens(std::shared_ptr<const Dataset> full, Length length) : full_(std::move(full)), length_(std::move(length)) {}
+  VaryingTokens(std::shared_ptr<const Dataset> full, Length length)
+      : full_(std::move(full)), length_(std::move(length)) {}
 
   std::int64_t size() const override { return full_->size(); }
 
@@ -29,7 +30,9 @@ class VaryingTokens final : public Dataset {
     micro.inputs[0] = micro.inputs[0].slice(1, 0, longest).contiguous();    // (B, T)
     micro.targets[0] = micro.targets[0].slice(1, 0, longest).contiguous();  // (B, T)
     for (std::size_t i = 0; i < indices.size(); ++i) {
-      micro.targets[0][static_cast<std::int64_t>(i)].slice(0, length_(indices[i]), longest).fill_(-100);
+      micro.targets[0][static_cast<std::int64_t>(i)]
+          .slice(0, length_(indices[i]), longest)
+          .fill_(-100);
     }
     micro.num_items = count_items(indices);
     return micro;

@@ -9,7 +9,8 @@
 namespace headroom {
 namespace {
 
-Grouping grouping_of(std::int64_t num_samples, std::int64_t micro_batch, AccumulationSchedule schedule) {
+Grouping grouping_of(std::int64_t num_samples, std::int64_t micro_batch,
+                     AccumulationSchedule schedule) {
   Grouping grouping;
   grouping.num_samples = num_samples;
   grouping.micro_batch = micro_batch;
@@ -90,7 +91,7 @@ TEST(Windows, AnEpochHoldsEverySampleOnceAndEpochsDiffer) {
 
 TEST(Windows, WhereSamplesAreDrawnAnewNoEpochSeesThoseOfAnother) {
   Grouping grouping = grouping_of(21, 4, 2);
-  grouping.draws_anew = true;
+  grouping.resamples_each_epoch = true;
   grouping.shuffle = true;
   WindowWalk walk(grouping);
   std::set<std::int64_t> seen;
@@ -123,7 +124,8 @@ TEST(Windows, RanksShareAWindowAsEquallyAsTheyCan) {
         EXPECT_EQ(share.begin, done) << "each sample once, in order";
         done = share.end;
         const std::int64_t size = share.end - share.begin;
-        EXPECT_TRUE(size == num_samples / num_ranks || size == (num_samples + num_ranks - 1) / num_ranks);
+        EXPECT_TRUE(size == num_samples / num_ranks ||
+                    size == (num_samples + num_ranks - 1) / num_ranks);
         EXPECT_LE(size, share_of(num_samples, 0, num_ranks).end) << "rank 0 has the largest";
       }
       EXPECT_EQ(done, num_samples);

@@ -5,15 +5,16 @@
 #include <chrono>
 #include <cstdint>
 #include <functional>
-#include <memory>
 #include <string>
 #include <vector>
+#include "memory"
 
 namespace headroom {
 
-/// Ranks talking to each other. Every method but rank(), size() and leave() is collective: all ranks call the same methods
-/// in the same order, with tensors of the same sizes and types. A call that cannot be finished (a rank ended, was killed, or did not
-/// answer in time) throws CommError and leaves the group, so that the other ranks fail at once instead of waiting. Tensors are in an
+/// Ranks talking to each other. Every method but rank(), size() and leave() is collective: all
+/// ranks call the same methods in the same order, with tensors of the same sizes and types. A call
+/// that cannot be finished (a rank ended, was killed, or did not answer in time) throws CommError
+/// and leaves the group, so that the other ranks fail at once instead of waiting. Tensors are in an
 /// undefined state then. Not thread-safe.
 class Communicator {
  public:
@@ -26,18 +27,21 @@ class Communicator {
   virtual std::int64_t size() const = 0;
   bool is_first() const { return rank() == 0; }
 
-  /// Replaces every tensor by its sum over the ranks, in place; the result is the same on all of them, bit for bit. Large tensors are
-  /// summed where they are, small ones travel together in `scratch`, a tensor of at least exchange_scratch_bytes() bytes (at::kByte), which
-  /// is allocated when it is undefined. bf16 is summed in fp32.
+  /// Replaces every tensor by its sum over the ranks, in place; the result is the same on all of
+  /// them, bit for bit. Large tensors are summed where they are, small ones travel together in
+  /// `scratch`, a tensor of at least exchange_scratch_bytes() bytes (at::kByte), which is allocated
+  /// when it is undefined. bf16 is summed in fp32.
   virtual void sum(const std::vector<at::Tensor>& tensors, const at::Tensor& scratch = {}) = 0;
 
   /// Replaces every tensor by rank 0's, in place. Scratch memory as for sum().
-  virtual void broadcast(const std::vector<at::Tensor>& tensors, const at::Tensor& scratch = {}) = 0;
+  virtual void broadcast(const std::vector<at::Tensor>& tensors,
+                         const at::Tensor& scratch = {}) = 0;
 
   /// Rank 0's bytes, on every rank.
   virtual std::string broadcast_bytes(const std::string& bytes) = 0;
 
-  /// The bytes of every rank by rank, on every rank. Meant for a few kilobytes. Allocates no tensor memory.
+  /// The bytes of every rank by rank, on every rank. Meant for a few kilobytes. Allocates no tensor
+  /// memory.
   virtual std::vector<std::string> gather(const std::string& bytes) = 0;
 
   /// The largest of the ranks' values.
@@ -46,19 +50,21 @@ class Communicator {
   /// Returns when every rank has called it.
   void barrier() { gather(""); }
 
-  /// Closes the connections: calls of other ranks that wait for this one fail at once, and so does every later call here. For whoever ends
-  /// for a reason that the others do not know.
+  /// Closes the connections: calls of other ranks that wait for this one fail at once, and so does
+  /// every later call here. For whoever ends for a reason that the others do not know.
   virtual void leave() noexcept = 0;
 };
 
-/// Bytes of scratch memory that sum() and broadcast() of so many ranks use for these tensors: at most 1 MiB, and none for one rank.
+/// Bytes of scratch memory that sum() and broadcast() of so many ranks use for these tensors: at
+/// most 1 MiB, and none for one rank.
 std::int64_t exchange_scratch_bytes(const std::vector<at::Tensor>& tensors, std::int64_t num_ranks);
 
 /// The only rank: sums and broadcasts leave everything as it is.
 std::unique_ptr<Communicator> make_single_communicator();
 
-/// Ranks that are threads of this process, for tests. Each thread calls the function once, with its own rank; it returns when all have.
-std::function<std::unique_ptr<Communicator>(std::int64_t rank)> make_thread_communicators(std::int64_t size,
-                                                                                          std::chrono::milliseconds timeout);
+/// Ranks that are threads of this process, for tests. Each thread calls the function once, with its
+/// own rank; it returns when all have.
+std::function<std::unique_ptr<Communicator>(std::int64_t rank)> make_thread_communicators(
+    std::int64_t size, std::chrono::milliseconds timeout);
 
 }  // namespace headroom

@@ -9,30 +9,36 @@ namespace headroom {
 
 /// Limits of a chain given as numbers. They keep every sum of the planner inside 64 bits.
 inline constexpr std::int64_t kMaxChainBytes = std::int64_t{1} << 50;  ///< of any one size
-inline constexpr std::int64_t kMaxChainNs = std::int64_t{1} << 50;     ///< of any one time (13 days)
+inline constexpr std::int64_t kMaxChainNs = std::int64_t{1} << 50;  ///< of any one time (13 days)
 inline constexpr int kMaxChainStages = 4096;
 
 /// One way of running a stage forward so that its backward can follow.
 struct StageOption {
-  std::int64_t kept_bytes = 0;  ///< held from forward to backward, *including* the stage's output, excluding its input and parameters
+  std::int64_t kept_bytes = 0;  ///< held from forward to backward, *including* the stage's output,
+                                ///< excluding its input and parameters
   std::int64_t forward_ns = 0;
   std::int64_t backward_ns = 0;
-  std::int64_t forward_transient_bytes = 0;   ///< above input + kept_bytes, during forward
-  std::int64_t backward_transient_bytes = 0;  ///< above input + kept_bytes + both gradients, during backward
+  std::int64_t forward_transient_bytes = 0;  ///< above input + kept_bytes, during forward
+  std::int64_t backward_transient_bytes =
+      0;  ///< above input + kept_bytes + both gradients, during backward
 };
 
 /// What one stage costs for one micro-batch.
 struct StageCosts {
   std::string name;
   std::int64_t output_bytes = 0;
-  std::int64_t grad_bytes = 0;               ///< of the gradient of the output; 0 for the last stage, whose output is the loss
+  std::int64_t grad_bytes =
+      0;  ///< of the gradient of the output; 0 for the last stage, whose output is the loss
   std::int64_t forward_ns = 0;               ///< of a forward that keeps nothing but its output
   std::int64_t forward_transient_bytes = 0;  ///< above input + output, during such a forward
-  std::int64_t param_grad_bytes = 0;         ///< parameter gradients that appear during backward; 0 where they are already allocated
-  std::vector<StageOption> options;          ///< at least one; the first is the plain one, which fixed policies use
+  std::int64_t param_grad_bytes =
+      0;  ///< parameter gradients that appear during backward; 0 where they are already allocated
+  std::vector<StageOption>
+      options;  ///< at least one; the first is the plain one, which fixed policies use
 };
 
-/// A way to hold a boundary (the tensors between two stages) other than as it is. Consumers read what the format gives back.
+/// A way to hold a boundary (the tensors between two stages) other than as it is. Consumers read
+/// what the format gives back.
 struct BoundaryFormat {
   std::string name;
   double size_ratio = 1;  ///< stored bytes per byte; 0 for a boundary that leaves the device
@@ -46,19 +52,22 @@ struct BoundaryFormat {
   std::int64_t decode_ns(std::int64_t full_bytes) const;
 };
 
-/// A chain of stages as numbers: the planner's input. The input of the first stage is always in memory and is not counted.
+/// A chain of stages as numbers: the planner's input. The input of the first stage is always in
+/// memory and is not counted.
 struct ChainCosts {
   std::vector<StageCosts> stages;
-  std::int64_t input_grad_bytes = 0;             ///< of the gradient of the chain's input; 0 where none is wanted
+  std::int64_t input_grad_bytes =
+      0;  ///< of the gradient of the chain's input; 0 where none is wanted
   std::vector<BoundaryFormat> boundary_formats;  ///< beside "full", which is always there
 };
 
-/// Throws ConfigError, naming the stage and the number, unless the chain has stages, every stage has an option, and all numbers are
-/// inside the limits above.
+/// Throws ConfigError, naming the stage and the number, unless the chain has stages, every stage
+/// has an option, and all numbers are inside the limits above.
 void validate(const ChainCosts& chain);
 
-/// Reads a chain from JSON text; absent numbers are 0. Throws ConfigError on malformed JSON, a wrong type, an unknown key (naming the
-/// nearest known one), and on whatever validate() refuses. `source` names the text in messages.
+/// Reads a chain from JSON text; absent numbers are 0. Throws ConfigError on malformed JSON, a
+/// wrong type, an unknown key (naming the nearest known one), and on whatever validate() refuses.
+/// `source` names the text in messages.
 ChainCosts parse_chain_text(std::string_view text, const std::string& source = "chain");
 
 /// The same from a file; throws DataError when it cannot be read.

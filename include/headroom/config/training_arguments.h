@@ -8,7 +8,8 @@
 
 namespace headroom {
 
-/// What the user asked for. Names and meaning are Hugging Face's where it has them; the rest is ours.
+/// What the user asked for. Names and meaning are Hugging Face's where it has them; the rest is
+/// ours.
 struct TrainingArguments {
   // Model and data.
   std::string model = "mlp";
@@ -18,19 +19,22 @@ struct TrainingArguments {
   bool shuffle = true;
 
   // Batch.
-  std::int64_t per_device_train_batch_size = 0;   ///< 0: not said, which means 8, or with global_batch_size the planner's choice
-  std::string gradient_accumulation_steps = "1";  ///< a number, or a schedule per epoch such as "0:8,4:2"
-  std::int64_t global_batch_size = 0;             ///< 0: micro-batch x steps
+  std::int64_t per_device_train_batch_size =
+      0;  ///< 0: not said, which means 8, or with global_batch_size the planner's choice
+  std::string gradient_accumulation_steps =
+      "1";                             ///< a number, or a schedule per epoch such as "0:8,4:2"
+  std::int64_t global_batch_size = 0;  ///< 0: micro-batch x steps
   bool dataloader_drop_last = false;
 
   // Memory.
   std::int64_t memory_budget_bytes = 0;  ///< 0: no cap
-  std::string spill_dir;                 ///< where a plan may put activations for a while; empty: nowhere
-  std::string gradient_checkpointing;    ///< empty: none; every, sqrt, log, segments=K, optimal
+  std::string spill_dir;  ///< where a plan may put activations for a while; empty: nowhere
+  std::string gradient_checkpointing;  ///< empty: none; every, sqrt, log, segments=K, optimal
   bool recompute_check = false;
   bool fp16 = false;
   bool bf16 = false;
-  std::string half_precision_backend = "auto";  ///< auto: what is faster here; autocast: compute in half precision; keep: keep in it
+  std::string half_precision_backend =
+      "auto";  ///< auto: what is faster here; autocast: compute in half precision; keep: keep in it
 
   // Optimization.
   std::string optim = "adamw";
@@ -43,7 +47,8 @@ struct TrainingArguments {
   double max_grad_norm = 1.0;  ///< 0: no clipping
   std::string lr_scheduler_type = "linear";
   std::int64_t warmup_steps = 0;
-  std::int64_t scale_lr_by_batch = 0;  ///< 0: off; otherwise the batch for which learning_rate was chosen
+  std::int64_t scale_lr_by_batch =
+      0;  ///< 0: off; otherwise the batch for which learning_rate was chosen
 
   // Length and order.
   double num_train_epochs = 3.0;
@@ -53,7 +58,8 @@ struct TrainingArguments {
   std::int64_t dataloader_num_workers = 0;
 
   // What is seen and saved.
-  std::string eval_strategy = "no";  ///< no, steps, epoch; a test set, where there is one, is evaluated at the end in any case
+  std::string eval_strategy = "no";  ///< no, steps, epoch; a test set, where there is one, is
+                                     ///< evaluated at the end in any case
   std::int64_t eval_steps = 500;
   std::int64_t logging_steps = 500;
   std::int64_t save_steps = 0;        ///< 0: no snapshots but at an interruption
@@ -61,8 +67,9 @@ struct TrainingArguments {
   std::string output_dir = "outputs";
   std::string resume_from_checkpoint;  ///< empty: start anew; a folder, or "last"
   std::string report_to = "jsonl";
-  bool sample = false;        ///< print some generated text at the end, for language models
-  bool error_on_nan = false;  ///< a gradient that is not finite ends the run instead of skipping the update
+  bool sample = false;  ///< print some generated text at the end, for language models
+  bool error_on_nan =
+      false;  ///< a gradient that is not finite ends the run instead of skipping the update
 
   // Ranks and machine.
   std::int64_t nproc_per_node = 1;  ///< ranks that the program starts on this machine
@@ -77,7 +84,9 @@ struct TrainingArguments {
     if (per_device_train_batch_size > 0) return per_device_train_batch_size;
     return global_batch_size > 0 ? 0 : 8;
   }
-  std::uint64_t order_seed() const { return static_cast<std::uint64_t>(data_seed < 0 ? seed : data_seed); }
+  std::uint64_t order_seed() const {
+    return static_cast<std::uint64_t>(data_seed < 0 ? seed : data_seed);
+  }
 };
 
 /// One flag, which is also one key of a configuration file.
@@ -86,7 +95,8 @@ struct ArgumentField {
   std::string help;
   bool value_is_optional = false;  ///< the flag may stand alone; then it means `value_when_alone`
   std::string value_when_alone;
-  std::function<void(TrainingArguments&, const std::string&)> set;  ///< throws ConfigError when the text does not fit
+  std::function<void(TrainingArguments&, const std::string&)>
+      set;  ///< throws ConfigError when the text does not fit
   std::function<std::string(const TrainingArguments&)> get;
 };
 
@@ -96,12 +106,14 @@ const std::vector<ArgumentField>& argument_fields();
 /// Sets one argument by name. Throws ConfigError, naming the nearest name, when there is none such.
 void set_argument(TrainingArguments& arguments, const std::string& name, const std::string& value);
 
-/// Reads a JSON object whose keys are flags. Keys in `given_on_command_line` are left alone. Throws ConfigError on a file that is missing
-/// or no JSON object, on an unknown key (naming the nearest) and on a value that does not fit. Returns the file's keys.
+/// Reads a JSON object whose keys are flags. Keys in `given_on_command_line` are left alone. Throws
+/// ConfigError on a file that is missing or no JSON object, on an unknown key (naming the nearest)
+/// and on a value that does not fit. Returns the file's keys.
 std::vector<std::string> apply_config_file(TrainingArguments& arguments, const std::string& path,
                                            const std::set<std::string>& given_on_command_line);
 
-/// Checks every value and every combination of values. `given` are the names that the user set. Throws ConfigError.
+/// Checks every value and every combination of values. `given` are the names that the user set.
+/// Throws ConfigError.
 void validate(const TrainingArguments& arguments, const std::set<std::string>& given);
 
 /// Of `names`, the one with the fewest edits from `word`.

@@ -17,10 +17,12 @@ enum class ExitCode : int {
   kInterrupted = 130,
 };
 
-/// Base of all errors that a user can cause or mend. The message gives the numbers and the remedy, in one line.
+/// Base of all errors that a user can cause or mend. The message gives the numbers and the remedy,
+/// in one line.
 class Error : public std::runtime_error {
  public:
-  Error(ExitCode exit_code, const std::string& message) : std::runtime_error(message), exit_code_(exit_code) {}
+  Error(ExitCode exit_code, const std::string& message)
+      : std::runtime_error(message), exit_code_(exit_code) {}
   ExitCode exit_code() const noexcept { return exit_code_; }
 
  private:

@@ -3,13 +3,14 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
-#include <memory>
 #include <vector>
+#include "memory"
 
 namespace headroom {
 
-/// The state of LibTorch's default random generators (CPU, and every CUDA device where present): what the next random number
-/// depends on. A value; copies share the immutable state. Holds no CPU tensor, so that recording it does not count as tensor memory.
+/// The state of LibTorch's default random generators (CPU, and every CUDA device where present):
+/// what the next random number depends on. A value; copies share the immutable state. Holds no CPU
+/// tensor, so that recording it does not count as tensor memory.
 class RandomState {
  public:
   /// Reads the current state.
@@ -30,7 +31,9 @@ void set_cpu_random_state(const at::Tensor& state);
 /// Restores `state` for the lifetime of the scope, and afterwards the state from before.
 class RandomStateScope {
  public:
-  explicit RandomStateScope(const RandomState& state) : before_(RandomState::capture()) { state.restore(); }
+  explicit RandomStateScope(const RandomState& state) : before_(RandomState::capture()) {
+    state.restore();
+  }
   ~RandomStateScope() { before_.restore(); }
   RandomStateScope(const RandomStateScope&) = delete;
   RandomStateScope& operator=(const RandomStateScope&) = delete;

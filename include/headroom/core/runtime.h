@@ -9,26 +9,31 @@ namespace headroom {
 struct RuntimeInfo {
   std::string headroom_version;
   std::string libtorch_version;
-  std::string blas;  ///< e.g. "OpenBLAS 0.3.21 (OpenMP, Haswell)"; "unknown" when it is not OpenBLAS
+  std::string
+      blas;  ///< e.g. "OpenBLAS 0.3.21 (OpenMP, Haswell)"; "unknown" when it is not OpenBLAS
   bool blas_is_openmp = false;
-  int num_threads = 0;       ///< what LibTorch uses now
-  int num_cores = 0;         ///< cores that this process may run on (CPU affinity)
-  std::string cpu_features;  ///< vector extensions that matter here, e.g. "AVX2 AVX-512 AVX512-BF16"
+  int num_threads = 0;  ///< what LibTorch uses now
+  int num_cores = 0;    ///< cores that this process may run on (CPU affinity)
+  std::string
+      cpu_features;  ///< vector extensions that matter here, e.g. "AVX2 AVX-512 AVX512-BF16"
   bool has_cuda = false;
   std::vector<std::string> warnings;  ///< what is wrong, each with its remedy
 };
 
-/// Sets LibTorch's threads: `requested` when positive, otherwise OMP_NUM_THREADS when set, otherwise the cores that this process may
-/// run on, which it shares evenly with the others of `num_processes`. Throws ConfigError for a negative number.
+/// Sets LibTorch's threads: `requested` when positive, otherwise OMP_NUM_THREADS when set,
+/// otherwise the cores that this process may run on, which it shares evenly with the others of
+/// `num_processes`. Throws ConfigError for a negative number.
 void configure_threads(int requested, int num_processes = 1);
 
 /// Reads the facts; changes nothing.
 RuntimeInfo runtime_info();
 
-/// Instructions for products in half precision that this process may run: the CPU has them, and the system saves their registers.
+/// Instructions for products in half precision that this process may run: the CPU has them, and the
+/// system saves their registers.
 struct HalfInstructions {
   bool avx512_bf16 = false;
-  bool amx_bf16 = false;  ///< asking sets the process's permission for AMX's tiles, which Linux gives on request
+  bool amx_bf16 = false;  ///< asking sets the process's permission for AMX's tiles, which Linux
+                          ///< gives on request
   bool avx512_fp16 = false;
 };
 HalfInstructions half_instructions();

@@ -7,10 +7,10 @@
 
 #include <cstdint>
 #include <functional>
-#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
+#include "memory"
 
 namespace headroom {
 
@@ -26,23 +26,27 @@ struct MicroResult {
 struct ExecutorOptions {
   /// Compare every recomputed value with the first one; an Error names the stage that differs.
   bool check_recomputed_values = false;
-  /// When set (bf16 or fp16), activations are kept in this type and computed in fp32. Every plan rounds the same values, so that plans
-  /// still agree bit for bit with each other.
+  /// When set (bf16 or fp16), activations are kept in this type and computed in fp32. Every plan
+  /// rounds the same values, so that plans still agree bit for bit with each other.
   std::optional<at::ScalarType> keep_in_half;
-  /// What the formats of a plan's operations mean: Operation::format i > 0 is boundary_formats[i - 1], in the order of
-  /// ChainCosts::boundary_formats that the plan was made for. A boundary on disk comes back bit for bit; one in half precision is rounded,
-  /// and every stage that reads it reads the rounded value.
+  /// What the formats of a plan's operations mean: Operation::format i > 0 is boundary_formats[i -
+  /// 1], in the order of ChainCosts::boundary_formats that the plan was made for. A boundary on
+  /// disk comes back bit for bit; one in half precision is rounded, and every stage that reads it
+  /// reads the rounded value.
   std::vector<KeepAs> boundary_formats;
-  /// Where KeepAs::kDisk puts its file, which has no name; empty: the system's folder for temporary files.
+  /// Where KeepAs::kDisk puts its file, which has no name; empty: the system's folder for temporary
+  /// files.
   std::string spill_dir;
-  /// When set, stages run under autocast to this type, with fp32 weights; not together with keep_in_half.
+  /// When set, stages run under autocast to this type, with fp32 weights; not together with
+  /// keep_in_half.
   std::optional<at::ScalarType> compute_in_half;
   /// Called after each operation, with its index, for a timeline of memory.
   std::function<void(std::size_t operation)> on_operation;
 };
 
-/// Carries out plans over a chain: each stage is its own small autograd graph between detached boundaries, and a flat list of
-/// operations says which to run. For one micro-batch every valid list gives bit-identical losses, gradients, buffers and random state.
+/// Carries out plans over a chain: each stage is its own small autograd graph between detached
+/// boundaries, and a flat list of operations says which to run. For one micro-batch every valid
+/// list gives bit-identical losses, gradients, buffers and random state.
 class Executor {
  public:
   /// Throws ConfigError when boundaries are to go to disk and spill_dir cannot be written.
@@ -51,10 +55,12 @@ class Executor {
   Executor(const Executor&) = delete;
   Executor& operator=(const Executor&) = delete;
 
-  /// Runs forward, recomputation and backward of one micro-batch; adds the gradient of scale x loss to the parameters' gradients, in
-  /// place. Throws what a stage throws, BudgetError when a boundary cannot be written to disk, and ConfigError when an operation has a
-  /// format that the options do not know; then the gradients are in an undefined state, and nothing else is held.
-  MicroResult accumulate(const MicroBatch& micro, const std::vector<Operation>& operations, double scale);
+  /// Runs forward, recomputation and backward of one micro-batch; adds the gradient of scale x loss
+  /// to the parameters' gradients, in place. Throws what a stage throws, BudgetError when a
+  /// boundary cannot be written to disk, and ConfigError when an operation has a format that the
+  /// options do not know; then the gradients are in an undefined state, and nothing else is held.
+  MicroResult accumulate(const MicroBatch& micro, const std::vector<Operation>& operations,
+                         double scale);
 
   /// Runs forward without gradients and returns what the last stage returned: loss first.
   std::vector<at::Tensor> evaluate(const MicroBatch& micro) const;

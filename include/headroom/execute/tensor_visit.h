@@ -13,8 +13,9 @@
 #include <utility>
 #include <vector>
 
-// Finds the tensors inside of arguments and results: a tensor, or a vector, array, pair, tuple or optional of such, at any depth, and what
-// torch::nn::AnyValue holds of the common ones. Values of any other type have none.
+// Finds the tensors inside of arguments and results: a tensor, or a vector, array, pair, tuple or
+// optional of such, at any depth, and what torch::nn::AnyValue holds of the common ones. Values of
+// any other type have none.
 namespace headroom::detail {
 
 template <typename T, typename = void>
@@ -81,7 +82,8 @@ struct TensorVisit<std::pair<First, Second>> {
 
 // std::optional and, where it is another type, c10::optional.
 template <typename T>
-struct TensorVisit<T, std::void_t<typename T::value_type, decltype(std::declval<T&>().has_value()), decltype(*std::declval<T&>())>> {
+struct TensorVisit<T, std::void_t<typename T::value_type, decltype(std::declval<T&>().has_value()),
+                                  decltype(*std::declval<T&>())>> {
   static constexpr bool kHasTensors = detail::kHasTensors<typename T::value_type>;
   template <typename Value, typename Visitor>
   static void each(Value& value, Visitor&& visitor) {
@@ -95,7 +97,8 @@ struct TensorVisit<torch::nn::AnyValue> {
   template <typename Value, typename Visitor>
   static void each(Value& value, Visitor&& visitor) {
     using at::Tensor;
-    static_cast<void>(visit_if<Tensor>(value, visitor) || visit_if<std::tuple<Tensor, Tensor>>(value, visitor) ||
+    static_cast<void>(visit_if<Tensor>(value, visitor) ||
+                      visit_if<std::tuple<Tensor, Tensor>>(value, visitor) ||
                       visit_if<std::tuple<Tensor, Tensor, Tensor>>(value, visitor) ||
                       visit_if<std::tuple<Tensor, std::tuple<Tensor, Tensor>>>(value, visitor) ||
                       visit_if<std::vector<Tensor>>(value, visitor));

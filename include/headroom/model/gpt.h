@@ -16,33 +16,37 @@ struct GptConfig {
   std::int64_t n_embd = 384;
   std::int64_t block_size = 256;  ///< most tokens in a row
   std::int64_t vocab_size = 256;
-  double dropout = 0.0;             ///< of embeddings, attention weights and what each half of a block adds
-  bool bias = true;                 ///< in linear layers and norms
+  double dropout = 0.0;  ///< of embeddings, attention weights and what each half of a block adds
+  bool bias = true;      ///< in linear layers and norms
   GeluKind gelu = GeluKind::kTanh;  ///< as GPT-2; nanoGPT's own models use the exact one
 };
 
 /// The names that gpt_config knows: gpt, gpt2, gpt2-medium, gpt2-large, gpt2-xl.
 std::vector<std::string> gpt_names();
 
-/// The sizes of a model by name ("gpt" has the defaults above, the others those of the published GPT-2), changed by `text`: "k=v,..." with
-/// the keys n_layer, n_head, n_embd, block_size, vocab_size, dropout, bias (true or false), gelu (tanh or exact).
-/// Throws ConfigError, naming the nearest name or key, on what it does not know, and on sizes that do not fit each other.
+/// The sizes of a model by name ("gpt" has the defaults above, the others those of the published
+/// GPT-2), changed by `text`: "k=v,..." with the keys n_layer, n_head, n_embd, block_size,
+/// vocab_size, dropout, bias (true or false), gelu (tanh or exact). Throws ConfigError, naming the
+/// nearest name or key, on what it does not know, and on sizes that do not fit each other.
 GptConfig gpt_config(const std::string& name, const std::string& text = {});
 
 /// Parameters, the tied head counted once: 124,439,808 for gpt2.
 std::int64_t num_parameters(const GptConfig& config);
 
-/// Targets with this value count for nothing (padding, a prompt that is not to be learned), as in PyTorch.
+/// Targets with this value count for nothing (padding, a prompt that is not to be learned), as in
+/// PyTorch.
 inline constexpr std::int64_t kGptIgnoreIndex = -100;
 
-/// The model as a chain: "embedding", "block0", "block1", ..., "head", where the head ends in the cross-entropy summed over the targets.
-/// micro.inputs[0] and micro.targets[0] are (B, T) int64, T <= block_size. Blocks offer the options of ops/transformer.h. The initial
-/// weights are GPT-2's: normal with deviation 0.02, projections into the residual 0.02 / sqrt(2 n_layer), from LibTorch's default
-/// generator. Throws ConfigError on sizes that do not fit each other.
+/// The model as a chain: "embedding", "block0", "block1", ..., "head", where the head ends in the
+/// cross-entropy summed over the targets. micro.inputs[0] and micro.targets[0] are (B, T) int64, T
+/// <= block_size. Blocks offer the options of ops/transformer.h. The initial weights are GPT-2's:
+/// normal with deviation 0.02, projections into the residual 0.02 / sqrt(2 n_layer), from
+/// LibTorch's default generator. Throws ConfigError on sizes that do not fit each other.
 Chain make_gpt(const GptConfig& config);
 
-/// The name that a parameter of the chain has in a GPT-2 of PyTorch: "block3.attn.c_attn.weight" is "transformer.h.3.attn.c_attn.weight".
-/// Linear weights are (out, in), as nn.Linear has them (Hugging Face's Conv1D has them transposed).
+/// The name that a parameter of the chain has in a GPT-2 of PyTorch: "block3.attn.c_attn.weight" is
+/// "transformer.h.3.attn.c_attn.weight". Linear weights are (out, in), as nn.Linear has them
+/// (Hugging Face's Conv1D has them transposed).
 std::string gpt2_parameter_name(const std::string& chain_name);
 
 struct GenerateOptions {
@@ -51,8 +55,10 @@ struct GenerateOptions {
   std::int64_t top_k = 0;    ///< draw among the k likeliest; 0: among all
   std::uint64_t seed = 0;
 };
-/// Continues `prompt` (at least one token) by num_tokens tokens, and returns those alone. LibTorch's random state and the training mode of
-/// the chain stay as they are. Throws ConfigError when the chain was not made by make_gpt.
-std::vector<std::int64_t> generate(const Chain& chain, const std::vector<std::int64_t>& prompt, const GenerateOptions& options = {});
+/// Continues `prompt` (at least one token) by num_tokens tokens, and returns those alone.
+/// LibTorch's random state and the training mode of the chain stay as they are. Throws ConfigError
+/// when the chain was not made by make_gpt.
+std::vector<std::int64_t> generate(const Chain& chain, const std::vector<std::int64_t>& prompt,
+                                   const GenerateOptions& options = {});
 
 }  // namespace headroom

@@ -11,17 +11,21 @@
 
 namespace headroom {
 
-/// What a transformer block keeps for backward, from the most to the least; what is not kept is computed again in backward. Values and
-/// gradients are bit-identical for all of them. Floats per token, in units of the width C, the block's output included, with a hidden layer
-/// of 4 C: first of a pre-norm block, then of a post-norm one, whose second sum is kept for the norm that is the output.
+/// What a transformer block keeps for backward, from the most to the least; what is not kept is
+/// computed again in backward. Values and gradients are bit-identical for all of them. Floats per
+/// token, in units of the width C, the block's output included, with a hidden layer of 4 C: first
+/// of a pre-norm block, then of a post-norm one, whose second sum is kept for the norm that is the
+/// output.
 enum class BlockKeep : int {
-  kAll,             ///< 16, 16: norm, qkv 3, attention, sum; norm, hidden 4, GELU 4; output (one norm less, one sum more)
-  kNoGelu,          ///< 12, 12
+  kAll,     ///< 16, 16: norm, qkv 3, attention, sum; norm, hidden 4, GELU 4; output (one norm less,
+            ///< one sum more)
+  kNoGelu,  ///< 12, 12
   kNoGeluNorms,     ///< 10, 11
   kNoGeluNormsQkv,  ///<  7,  8
   kAttention,       ///<  3,  4: attention, sum, output; the hidden layer is computed again too
 };
-/// "keep", "no_gelu", "no_gelu_norms", "no_gelu_norms_qkv", "attention": the options of a stage, in the order of BlockKeep.
+/// "keep", "no_gelu", "no_gelu_norms", "no_gelu_norms_qkv", "attention": the options of a stage, in
+/// the order of BlockKeep.
 const std::vector<std::string>& block_keep_names();
 
 /// The first half of a block. Biases may be undefined. Linear weights are (out, in).
@@ -46,17 +50,23 @@ struct BlockOptions {
   BlockKeep keep = BlockKeep::kAll;
 };
 
-/// x + dropout(proj(attention(qkv(norm(x))))), x (B, T, C). Without norm_weight there is no norm, here and in mlp_residual.
-at::Tensor attention_residual(const at::Tensor& x, const AttentionWeights& weights, const BlockOptions& options);
+/// x + dropout(proj(attention(qkv(norm(x))))), x (B, T, C). Without norm_weight there is no norm,
+/// here and in mlp_residual.
+at::Tensor attention_residual(const at::Tensor& x, const AttentionWeights& weights,
+                              const BlockOptions& options);
 /// x + dropout(out(gelu(hidden(norm(x))))), x (..., C).
-at::Tensor mlp_residual(const at::Tensor& x, const MlpWeights& weights, const BlockOptions& options);
+at::Tensor mlp_residual(const at::Tensor& x, const MlpWeights& weights,
+                        const BlockOptions& options);
 /// Both halves: a pre-norm transformer block.
-at::Tensor transformer_block(const at::Tensor& x, const AttentionWeights& attention, const MlpWeights& mlp, const BlockOptions& options);
-/// A post-norm block: norm2(y + dropout(out(gelu(hidden(y))))) with y = norm1(x + dropout(proj(attention(qkv(x))))). The norm of each
-/// struct follows its half.
-at::Tensor post_norm_block(const at::Tensor& x, const AttentionWeights& attention, const MlpWeights& mlp, const BlockOptions& options);
+at::Tensor transformer_block(const at::Tensor& x, const AttentionWeights& attention,
+                             const MlpWeights& mlp, const BlockOptions& options);
+/// A post-norm block: norm2(y + dropout(out(gelu(hidden(y))))) with y = norm1(x +
+/// dropout(proj(attention(qkv(x))))). The norm of each struct follows its half.
+at::Tensor post_norm_block(const at::Tensor& x, const AttentionWeights& attention,
+                           const MlpWeights& mlp, const BlockOptions& options);
 
-/// out(gelu(hidden(x))), without norm and residual; options.num_heads and options.attention are not used.
+/// out(gelu(hidden(x))), without norm and residual; options.num_heads and options.attention are not
+/// used.
 at::Tensor mlp(const at::Tensor& x, const MlpWeights& weights, const BlockOptions& options = {});
 
 }  // namespace headroom

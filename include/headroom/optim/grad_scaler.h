@@ -30,17 +30,20 @@ struct GradScalerState {
   std::int64_t num_skipped = 0;
 };
 
-/// Dynamic loss scaling by PyTorch's rules: small gradients survive fp16 because the loss is multiplied by a large number, and an update
-/// whose gradients overflow is skipped with a smaller number for the next.
+/// Dynamic loss scaling by PyTorch's rules: small gradients survive fp16 because the loss is
+/// multiplied by a large number, and an update whose gradients overflow is skipped with a smaller
+/// number for the next.
 ///
 ///     for each micro-batch: scaler.scale(loss).backward();
-///     if (scaler.unscale(gradients)) { clip; step; schedule; }      // once per update; false: drop the gradients
-///     scaler.update();
+///     if (scaler.unscale(gradients)) { clip; step; schedule; }      // once per update; false:
+///     drop the gradients scaler.update();
 ///
-/// With several ranks, sum the gradients before unscale(): an overflow on one rank is then seen by all, and they skip together.
+/// With several ranks, sum the gradients before unscale(): an overflow on one rank is then seen by
+/// all, and they skip together.
 class GradScaler {
  public:
-  /// Throws ConfigError unless init_scale > 0, growth_factor > 1, 0 < backoff_factor < 1 and growth_interval > 0.
+  /// Throws ConfigError unless init_scale > 0, growth_factor > 1, 0 < backoff_factor < 1 and
+  /// growth_interval > 0.
   explicit GradScaler(const GradScalerOptions& options = {});
 
   bool enabled() const { return options_.enabled; }
@@ -52,13 +55,15 @@ class GradScaler {
   /// The loss times scale_factor(). The loss itself if not enabled.
   at::Tensor scale(const at::Tensor& loss) const;
 
-  /// Divides the gradients by scale_factor() in place, and says whether all of them are finite. Undefined ones are passed over. If it
-  /// returns false, skip the update and drop the gradients. Throws Error if it was called before in this update.
+  /// Divides the gradients by scale_factor() in place, and says whether all of them are finite.
+  /// Undefined ones are passed over. If it returns false, skip the update and drop the gradients.
+  /// Throws Error if it was called before in this update.
   bool unscale(const std::vector<at::Tensor>& gradients);
   /// The same for the gradients of all parameters of an optimizer.
   bool unscale(torch::optim::Optimizer& optimizer);
 
-  /// Ends the update: backs off after an overflow, grows after growth_interval updates without one. Throws Error without unscale() before.
+  /// Ends the update: backs off after an overflow, grows after growth_interval updates without one.
+  /// Throws Error without unscale() before.
   void update();
 
   GradScalerState state() const { return {scale_, growth_tracker_, num_skipped_}; }

@@ -5,11 +5,11 @@
 #include <torch/types.h>
 
 #include <cstdint>
-#include <memory>
 #include <string>
 #include <tuple>
 #include <type_traits>
 #include <vector>
+#include "memory"
 
 namespace headroom {
 
@@ -20,12 +20,13 @@ class LeanParamState : public torch::optim::OptimizerParamState {
   virtual std::vector<at::Tensor> tensors() const = 0;
 };
 
-/// A `torch::optim::Optimizer` that updates each parameter in one pass, with no temporaries beyond a tile, and whose state can be
-/// allocated before training starts. Code written for LibTorch's optimizers uses it unchanged.
+/// A `torch::optim::Optimizer` that updates each parameter in one pass, with no temporaries beyond
+/// a tile, and whose state can be allocated before training starts. Code written for LibTorch's
+/// optimizers uses it unchanged.
 ///
-/// The fast path is for dense float parameters on the CPU; other types, devices and layouts take a plain LibTorch path with the same
-/// formulas, or are refused with a ConfigError where the optimizer says so. Sparse gradients are refused. Results do not depend on the
-/// number of threads.
+/// The fast path is for dense float parameters on the CPU; other types, devices and layouts take a
+/// plain LibTorch path with the same formulas, or are refused with a ConfigError where the
+/// optimizer says so. Sparse gradients are refused. Results do not depend on the number of threads.
 class LeanOptimizer : public torch::optim::Optimizer {
  public:
   using torch::optim::Optimizer::Optimizer;
@@ -33,14 +34,16 @@ class LeanOptimizer : public torch::optim::Optimizer {
   /// "sgd", "adam", "adamw", "adafactor" or "adamw_8bit".
   virtual const char* name() const = 0;
 
-  /// Updates every parameter that has a gradient. Checks everything and allocates missing state before it changes the first parameter,
-  /// so that an error leaves the parameters as they were.
+  /// Updates every parameter that has a gradient. Checks everything and allocates missing state
+  /// before it changes the first parameter, so that an error leaves the parameters as they were.
   torch::Tensor step(LossClosure closure = nullptr) final;
 
-  /// Allocates the state of every parameter that requires a gradient, so that no later step() allocates. May be called again.
+  /// Allocates the state of every parameter that requires a gradient, so that no later step()
+  /// allocates. May be called again.
   void prepare_state();
 
-  /// Updates one parameter of group `group` from its gradient, exactly as step() would. Does nothing if it has none.
+  /// Updates one parameter of group `group` from its gradient, exactly as step() would. Does
+  /// nothing if it has none.
   void step_parameter(at::Tensor& parameter, std::size_t group);
 
   /// Bytes of all state tensors that are allocated now.
@@ -49,11 +52,12 @@ class LeanOptimizer : public torch::optim::Optimizer {
   /// All state tensors that are allocated now, in the order of groups and parameters.
   std::vector<at::Tensor> state_tensors() const;
 
-  /// Writes options and state of every group by position (never by address: equal runs give equal archives).
+  /// Writes options and state of every group by position (never by address: equal runs give equal
+  /// archives).
   void save(torch::serialize::OutputArchive& archive) const final;
 
-  /// Restores options and state exactly. Throws SnapshotError, before anything is changed, if the archive belongs to another optimizer or
-  /// to parameters of other number, sizes or types.
+  /// Restores options and state exactly. Throws SnapshotError, before anything is changed, if the
+  /// archive belongs to another optimizer or to parameters of other number, sizes or types.
   void load(torch::serialize::InputArchive& archive) final;
 
  protected:
@@ -61,12 +65,16 @@ class LeanOptimizer : public torch::optim::Optimizer {
   virtual void check_options(const torch::optim::OptimizerOptions& options) const = 0;
   void check_all_options() const;
 
-  /// Zeroed state for a parameter of the sizes, strides, type and device of `like`, which may be on the meta device.
-  virtual std::unique_ptr<LeanParamState> make_state(const at::Tensor& like, const torch::optim::OptimizerOptions& options) const = 0;
+  /// Zeroed state for a parameter of the sizes, strides, type and device of `like`, which may be on
+  /// the meta device.
+  virtual std::unique_ptr<LeanParamState> make_state(
+      const at::Tensor& like, const torch::optim::OptimizerOptions& options) const = 0;
   virtual std::unique_ptr<LeanParamState> make_empty_state() const = 0;
 
-  /// Allocates what options that were changed in mid-training ask for in addition. The default adds nothing.
-  virtual void complete_state(const at::Tensor& like, LeanParamState& state, const torch::optim::OptimizerOptions& options) const;
+  /// Allocates what options that were changed in mid-training ask for in addition. The default adds
+  /// nothing.
+  virtual void complete_state(const at::Tensor& like, LeanParamState& state,
+                              const torch::optim::OptimizerOptions& options) const;
 
   /// Throws ConfigError if this parameter cannot be updated. The default accepts all.
   virtual void check_parameter(const at::Tensor& parameter) const;
@@ -76,16 +84,19 @@ class LeanOptimizer : public torch::optim::Optimizer {
 
  private:
   LeanParamState* find_state(const at::Tensor& parameter) const;
-  LeanParamState& reserve_state(const at::Tensor& parameter, const torch::optim::OptimizerOptions& options);
+  LeanParamState& reserve_state(const at::Tensor& parameter,
+                                const torch::optim::OptimizerOptions& options);
   void check_gradient(const at::Tensor& parameter) const;
 };
 
 namespace optim_detail {
 
-inline void write_field(torch::serialize::OutputArchive& archive, const char* name, const at::Tensor& value) {
+inline void write_field(torch::serialize::OutputArchive& archive, const char* name,
+                        const at::Tensor& value) {
   if (value.defined()) archive.write(name, value, /*is_buffer=*/true);
 }
-inline void read_field(torch::serialize::InputArchive& archive, const char* name, at::Tensor& value) {
+inline void read_field(torch::serialize::InputArchive& archive, const char* name,
+                       at::Tensor& value) {
   value = at::Tensor();
   archive.try_read(name, value, /*is_buffer=*/true);
 }
@@ -101,11 +112,13 @@ void read_field(torch::serialize::InputArchive& archive, const char* name, Numbe
   value = read.to<Number>();
 }
 
-inline void write_field(torch::serialize::OutputArchive& archive, const char* name, const std::tuple<double, double>& value) {
+inline void write_field(torch::serialize::OutputArchive& archive, const char* name,
+                        const std::tuple<double, double>& value) {
   archive.write(std::string(name) + "_0", c10::IValue(std::get<0>(value)));
   archive.write(std::string(name) + "_1", c10::IValue(std::get<1>(value)));
 }
-inline void read_field(torch::serialize::InputArchive& archive, const char* name, std::tuple<double, double>& value) {
+inline void read_field(torch::serialize::InputArchive& archive, const char* name,
+                       std::tuple<double, double>& value) {
   c10::IValue first;
   c10::IValue second;
   archive.read(std::string(name) + "_0", first);
@@ -113,15 +126,18 @@ inline void read_field(torch::serialize::InputArchive& archive, const char* name
   value = {first.toDouble(), second.toDouble()};
 }
 
-/// Learning rate and serialisation of options whose `each_field(options, visit)` calls visit(name, field) for every field.
+/// Learning rate and serialisation of options whose `each_field(options, visit)` calls visit(name,
+/// field) for every field.
 template <typename Derived>
 class LeanOptions : public torch::optim::OptimizerCloneableOptions<Derived> {
  public:
   void serialize(torch::serialize::InputArchive& archive) override {
-    Derived::each_field(static_cast<Derived&>(*this), [&](const char* name, auto& field) { read_field(archive, name, field); });
+    Derived::each_field(static_cast<Derived&>(*this),
+                        [&](const char* name, auto& field) { read_field(archive, name, field); });
   }
   void serialize(torch::serialize::OutputArchive& archive) const override {
-    Derived::each_field(static_cast<const Derived&>(*this), [&](const char* name, auto& field) { write_field(archive, name, field); });
+    Derived::each_field(static_cast<const Derived&>(*this),
+                        [&](const char* name, auto& field) { write_field(archive, name, field); });
   }
   double get_lr() const override { return static_cast<const Derived&>(*this).lr(); }
   void set_lr(const double lr) override { static_cast<Derived&>(*this).lr(lr); }
@@ -135,10 +151,12 @@ class LeanParamStateOf : public LeanParamState {
     return std::make_unique<Derived>(static_cast<const Derived&>(*this));
   }
   void serialize(torch::serialize::InputArchive& archive) override {
-    Derived::each_field(static_cast<Derived&>(*this), [&](const char* name, auto& field) { read_field(archive, name, field); });
+    Derived::each_field(static_cast<Derived&>(*this),
+                        [&](const char* name, auto& field) { read_field(archive, name, field); });
   }
   void serialize(torch::serialize::OutputArchive& archive) const override {
-    Derived::each_field(static_cast<const Derived&>(*this), [&](const char* name, auto& field) { write_field(archive, name, field); });
+    Derived::each_field(static_cast<const Derived&>(*this),
+                        [&](const char* name, auto& field) { write_field(archive, name, field); });
   }
   std::vector<at::Tensor> tensors() const override {
     std::vector<at::Tensor> found;

@@ -14,7 +14,8 @@ namespace headroom {
 /// Where the bytes of a step are, besides what the schedule moves.
 struct StaticBytes {
   std::int64_t weights = 0;
-  std::int64_t gradients = 0;  ///< allocated for the whole window; 0 where they appear in backward (StageCosts::param_grad_bytes)
+  std::int64_t gradients = 0;  ///< allocated for the whole window; 0 where they appear in backward
+                               ///< (StageCosts::param_grad_bytes)
   std::int64_t optimizer = 0;
   std::int64_t slack = 0;  ///< left free on purpose
 
@@ -25,8 +26,9 @@ struct StaticBytes {
 struct StaticChoice {
   std::string name;
   StaticBytes bytes;
-  std::int64_t optimizer_ns = 0;               ///< of one update
-  std::int64_t optimizer_transient_bytes = 0;  ///< during the update, above static bytes, inputs and the gradients that appeared
+  std::int64_t optimizer_ns = 0;  ///< of one update
+  std::int64_t optimizer_transient_bytes =
+      0;  ///< during the update, above static bytes, inputs and the gradients that appeared
   /// 0: any. 1 for what is right only with a single micro-batch, such as updating inside backward.
   std::int64_t max_accumulation_steps = 0;
 };
@@ -49,7 +51,8 @@ struct PlanRequest {
   std::int64_t micro_batch_size = 0;    ///< the largest micro-batch, if the user fixed it; 0: free
   std::int64_t accumulation_steps = 0;  ///< if the user fixed them; 0: free
   std::vector<StaticChoice> choices;    ///< at least one; of equally fast ones the first is taken
-  /// Called once for each size and choice that is looked at, in a fixed order. Must give the same numbers for the same arguments.
+  /// Called once for each size and choice that is looked at, in a fixed order. Must give the same
+  /// numbers for the same arguments.
   std::function<MicroBatchCosts(std::int64_t micro_batch_size, const StaticChoice& choice)> costs;
   std::vector<Remedy> remedies;    ///< for the error when nothing fits
   SolverOptions solver = quick();  ///< for each of the many schedules that a search solves
@@ -79,31 +82,37 @@ struct PhasePeaks {
 struct TrainingPlan {
   std::size_t choice = 0;  ///< index into PlanRequest::choices
   std::int64_t accumulation_steps = 0;
-  /// Balanced: the larger size first, then, where they do not divide evenly, micro-batches with one sample less.
+  /// Balanced: the larger size first, then, where they do not divide evenly, micro-batches with one
+  /// sample less.
   std::vector<PlannedMicroBatches> micro_batches;
   std::int64_t input_bytes = 0;
   std::int64_t time_ns = 0;  ///< of the update: all micro-batches and the optimizer
   PhasePeaks peaks;
   std::int64_t peak_bytes = 0;        ///< the largest of them, at most the budget
-  std::int64_t certified_gap_ns = 0;  ///< no split, choice and persistent schedules of this request are faster by more than this
+  std::int64_t certified_gap_ns = 0;  ///< no split, choice and persistent schedules of this request
+                                      ///< are faster by more than this
   int num_candidates = 0;             ///< pairs of split and choice
   int num_solved = 0;                 ///< those that the lower bound did not rule out
 };
 
-/// The least memory with which the request could be served, whatever the time, and what it consists of.
+/// The least memory with which the request could be served, whatever the time, and what it consists
+/// of.
 struct BudgetFloor {
   std::int64_t bytes = 0;
   std::size_t choice = 0;
   std::int64_t micro_batch_size = 0;
   StaticBytes static_bytes;
   std::int64_t input_bytes = 0;
-  std::int64_t stage_bytes = 0;   ///< the leanest schedule of the chain: mostly its one largest stage
-  std::int64_t update_bytes = 0;  ///< in place of stage_bytes where the update needs more: gradients that appeared and temporaries
+  std::int64_t stage_bytes =
+      0;  ///< the leanest schedule of the chain: mostly its one largest stage
+  std::int64_t update_bytes = 0;  ///< in place of stage_bytes where the update needs more:
+                                  ///< gradients that appeared and temporaries
 };
 
-/// Chooses micro-batch size, accumulation steps, static choice and schedule together: the fastest combination that fits the budget, all
-/// phases considered. Deterministic. Throws ConfigError on a request that makes no sense, and BudgetError with the floor, its parts and the
-/// remedies when nothing fits.
+/// Chooses micro-batch size, accumulation steps, static choice and schedule together: the fastest
+/// combination that fits the budget, all phases considered. Deterministic. Throws ConfigError on a
+/// request that makes no sense, and BudgetError with the floor, its parts and the remedies when
+/// nothing fits.
 TrainingPlan make_plan(const PlanRequest& request);
 
 /// The floor of the request, its budget ignored.
@@ -111,7 +120,8 @@ BudgetFloor find_floor(const PlanRequest& request);
 
 /// The chain with gradients that were allocated before: none appear in backward.
 ChainCosts with_gradients_allocated(ChainCosts chain);
-/// The chain with an update inside backward: the gradients of a stage live only while it runs backward.
+/// The chain with an update inside backward: the gradients of a stage live only while it runs
+/// backward.
 ChainCosts with_update_in_backward(ChainCosts chain);
 
 }  // namespace headroom

@@ -1,7 +1,5 @@
 #pragma once
 
-#include <headroom/report/json.h>
-
 #include <cstdint>
 #include <map>
 #include <optional>
@@ -9,9 +7,12 @@
 
 namespace headroom {
 
+class Json;
+
 struct EvalResults {
   double loss = 0.0;
-  std::optional<double> accuracy;  ///< share of right answers, 0 to 1; nothing for models that do not count them, such as language models
+  std::optional<double> accuracy;  ///< share of right answers, 0 to 1; nothing for models that do
+                                   ///< not count them, such as language models
   std::int64_t num_samples = 0;
 };
 
@@ -36,11 +37,13 @@ struct TrainResults {
   std::int64_t micro_batch_size = 0;
   std::int64_t gradient_accumulation_steps = 0;
   std::int64_t world_size = 1;
-  double recomputed_forward_fraction = 0.0;  ///< forwards of stages beyond the first, over first ones
+  double recomputed_forward_fraction =
+      0.0;  ///< forwards of stages beyond the first, over first ones
   std::map<std::string, std::int64_t> peak_bytes_by_owner;
   std::int64_t num_skipped_updates = 0;
   std::int64_t num_recoveries = 0;  ///< times that memory ran out and the step was planned anew
-  std::int64_t num_plans = 0;       ///< made in this run: one for each bucket of shapes, and one for each time that a plan was made anew
+  std::int64_t num_plans = 0;  ///< made in this run: one for each bucket of shapes, and one for
+                               ///< each time that a plan was made anew
   std::int64_t num_parameters = 0;
   std::string weights_sha256;
 };

@@ -1,7 +1,6 @@
 #pragma once
 
 #include <headroom/config/training_arguments.h>
-#include <headroom/report/json.h>
 
 #include <cstdint>
 #include <optional>
@@ -11,14 +10,17 @@
 
 namespace headroom {
 
-/// The memory of training one way.
-struct EstimatedWay {
+class Json;
+
+/// The memory of one training strategy.
+struct EstimatedStrategy {
   std::string name;    ///< "plain", "accumulation", "checkpointing" or "plan"
   std::string policy;  ///< of --gradient_checkpointing: none, every, sqrt, optimal
   std::int64_t micro_batch = 0;
   std::int64_t num_micro_batches = 0;  ///< of an update, on one rank
-  std::int64_t activation_bytes = 0;   ///< most that one micro-batch holds, gradients that appear in backward included
-  std::int64_t peak_bytes = 0;         ///< of everything, with the optimizer of the arguments
+  std::int64_t activation_bytes =
+      0;  ///< most that one micro-batch holds, gradients that appear in backward included
+  std::int64_t peak_bytes = 0;  ///< of everything, with the optimizer of the arguments
 };
 
 /// What training a model of the zoo would occupy, without making it.
@@ -32,17 +34,19 @@ struct Estimate {
   std::int64_t gradients_bytes = 0;
   std::int64_t input_bytes = 0;                                   ///< of one micro-batch
   std::vector<std::pair<std::string, std::int64_t>> state_bytes;  ///< of each optimizer
-  std::vector<EstimatedWay> policies;                             ///< at the micro-batch of the arguments; the last is the leanest plan
-  EstimatedWay floor;                                             ///< the least memory at which the global batch can be trained
-  std::int64_t budget_bytes = 0;                                  ///< 0: none was given, and what follows is empty
-  std::vector<EstimatedWay> ways;                                 ///< that fit, the simplest first
+  std::vector<EstimatedStrategy>
+      policies;             ///< at the micro-batch of the arguments; the last is the leanest plan
+  EstimatedStrategy floor;  ///< the least memory at which the global batch can be trained
+  std::int64_t budget_bytes = 0;              ///< 0: none was given, and what follows is empty
+  std::vector<EstimatedStrategy> strategies;  ///< that fit, the simplest first
 
-  bool fits() const { return !ways.empty(); }
+  bool fits() const { return !strategies.empty(); }
   std::int64_t state_bytes_of(const std::string& optim) const;
 };
 
-/// Builds the model on the meta device and counts. No time is measured: plans are made as if every stage took as long as any other, so
-/// that bytes are right and the choice between plans that fit is a guess. Throws ConfigError on arguments that make no sense.
+/// Builds the model on the meta device and counts. No time is measured: plans are made as if every
+/// stage took as long as any other, so that bytes are right and the choice between plans that fit
+/// is a guess. Throws ConfigError on arguments that make no sense.
 Estimate estimate(const TrainingArguments& arguments);
 
 Json to_json(const Estimate& estimate);

@@ -1,0 +1,14 @@
+#pragma once
+
+#include <string>
+
+namespace headroom {
+
+/// The kind of CPU whose kernels OpenBLAS uses, e.g. "Haswell" or "SkylakeX"; empty when the BLAS
+/// is another one. An OpenBLAS that is older than the CPU does not know its model and falls back to
+/// SSE3 ("Prescott"), four to five times slower on a CPU with AVX-512. A program that links this
+/// function asks OpenBLAS at start for the kernels that the CPU can run, unless the environment
+/// variable OPENBLAS_CORETYPE decides.
+const std::string& blas_core();
+
+}  // namespace headroom

@@ -1,0 +1,59 @@
+#pragma once
+
+#include <headroom/model/chain.h>
+#include "model/encoder.h"
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace headroom {
+
+/// A BERT that guesses masked tokens. The defaults, but for the sizes that EncoderConfig has, are
+/// those of a small one for text by bytes.
+struct BertConfig : EncoderConfig {
+  std::int64_t max_position_embeddings = 256;
+  std::int64_t vocab_size = 257;  ///< the bytes, and a mask
+  std::int64_t type_vocab_size = 2;
+  std::int64_t length = 0;        ///< tokens per sample; 0: max_position_embeddings
+  double mlm_probability = 0.15;  ///< share of a sample's tokens that are to be guessed
+  std::int64_t mask_token =
+      -1;  ///< what stands for a token to be guessed; -1: the last of the vocabulary
+};
+
+/// The names that bert_config knows: bert, bert-base, bert-large.
+std::vector<std::string> bert_names();
+
+/// The sizes of a model by name ("bert" has width 384 and 6 layers, the others are the published
+/// ones, uncased, with mask token 103 and dropout 0.1), changed by `text`: "k=v,..." with the keys
+/// hidden_size, num_hidden_layers, num_attention_heads, intermediate_size, max_position_embeddings,
+/// vocab_size, type_vocab_size, hidden_dropout_prob, attention_probs_dropout_prob, dropout (both at
+/// once), length, mlm_probability, mask_token. What the defaults leave open is settled. Throws
+/// ConfigError, naming the nearest name or key, on what it does not know, and on sizes that do not
+/// fit each other.
+BertConfig bert_config(const std::string& name, const std::string& text = {});
+
+/// Those of Hugging Face's BertForMaskedLM, the tied decoder counted once: 109,514,298 for
+/// bert-base.
+std::int64_t num_parameters(const BertConfig& config);
+
+/// Tokens per sample that are to be guessed: mlm_probability x length to the nearest, and at least
+/// one. A function of the length alone, so that all samples have the same shapes.
+std::int64_t num_masked(const BertConfig& config);
+
+/// The model as a chain: "embedding", "block0", "block1", ..., "head", where the head takes the
+/// chosen tokens alone through transform and decoder and ends in the cross-entropy summed over
+/// them. micro.inputs[0] is (B, T) int64, T <= max_position_embeddings; micro.inputs[1], where it
+/// is there, (B, T) bool: true for tokens, false for padding, which no token then sees.
+/// micro.targets are what the chosen tokens are (B, K) and their positions (B, K); targets of -100
+/// count for nothing. Every token is of type 0. Blocks are post-norm with exact GELU and offer the
+/// options of ops/transformer.h. The initial weights are normal with deviation 0.02, from
+/// LibTorch's default generator; norms start at 1, biases at 0. Throws ConfigError on sizes that do
+/// not fit each other.
+Chain make_bert(const BertConfig& config);
+
+/// The names that a parameter of the chain has in Hugging Face's BertForMaskedLM. The weight of
+/// queries, keys and values in one has three names there: put one under the other, they are ours.
+std::vector<std::string> bert_parameter_names(const std::string& chain_name);
+
+}  // namespace headroom

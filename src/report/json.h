@@ -1,0 +1,51 @@
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+#include "memory"
+
+namespace headroom {
+
+/// A JSON value that is built up and printed. Keys keep the order in which they were set. Not a
+/// number (NaN, infinity) prints as null.
+class Json {
+ public:
+  static Json object();
+  static Json array();
+
+  Json();
+  Json(const Json& other);
+  Json(Json&& other) noexcept;
+  Json& operator=(Json other) noexcept;
+  ~Json();
+
+  Json& set(const std::string& key, const Json& value);
+  Json& set(const std::string& key, const std::string& value);
+  Json& set(const std::string& key, const char* value);
+  Json& set(const std::string& key, bool value);
+  Json& set(const std::string& key, double value);
+  Json& set(const std::string& key, std::int64_t value);
+  Json& set(const std::string& key, int value) {
+    return set(key, static_cast<std::int64_t>(value));
+  }
+
+  Json& push(const Json& value);
+  Json& push(const std::string& value);
+  Json& push(double value);
+  Json& push(std::int64_t value);
+
+  /// indent < 0: one line.
+  std::string dump(int indent = 2) const;
+
+ private:
+  struct Value;
+  std::unique_ptr<Value> value_;
+};
+
+/// Writes `text` to `path` so that a reader sees the old file or the new one, never a half: writes
+/// a temporary file beside it, then renames. Throws ConfigError naming the path when the folder
+/// cannot be written.
+void write_file_atomically(const std::string& path, const std::string& text);
+
+}  // namespace headroom
