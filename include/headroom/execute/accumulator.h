@@ -59,11 +59,10 @@ struct WindowReport {
 ///
 ///     headroom::GradientAccumulator accumulator(optimizer, 4);
 ///     for (auto& micro : micro_batches) {
-///       auto loss = cross_entropy(model(micro.x), micro.y);            // mean over the items of
-///       the micro-batch if (accumulator.backward(loss, micro.num_items)) scheduler.step();
+///       auto loss = cross_entropy(model(micro.x), micro.y);  // mean over its items
+///       if (accumulator.backward(loss, micro.num_items)) scheduler.step();
 ///     }
-///     if (accumulator.flush()) scheduler.step();                        // the last window may be
-///     shorter
+///     if (accumulator.flush()) scheduler.step();  // the last window may be shorter
 ///
 /// Each micro-batch is weighted by its items, which need not be known in advance. Gradients add up
 /// in place in the parameters' .grad and are averaged, clipped, applied and freed (set to

@@ -24,10 +24,10 @@ std::string why_not_in_backward(const UpdateDemands& demands);
 ///
 ///     OptimizerInBackward in_backward(*optimizer);
 ///     for each window:
-///       backward of all micro-batches but the last                   // gradients add up as usual
+///       backward of all micro-batches but the last  // gradients add up as usual
 ///       in_backward.arm();
-///       backward of the last micro-batch                             // each parameter is updated
-///       on the way in_backward.finish();
+///       backward of the last micro-batch            // updates each parameter on the way
+///       in_backward.finish();
 ///
 /// Gradients must need no further factor: scale the losses beforehand. An exception out of the
 /// armed backward leaves some parameters updated and others not; call disarm() and go back to a

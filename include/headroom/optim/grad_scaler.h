@@ -35,8 +35,8 @@ struct GradScalerState {
 /// number for the next.
 ///
 ///     for each micro-batch: scaler.scale(loss).backward();
-///     if (scaler.unscale(gradients)) { clip; step; schedule; }      // once per update; false:
-///     drop the gradients scaler.update();
+///     if (scaler.unscale(gradients)) { clip; step; schedule; }  // false: drop the gradients
+///     scaler.update();                                          // once per update
 ///
 /// With several ranks, sum the gradients before unscale(): an overflow on one rank is then seen by
 /// all, and they skip together.
