@@ -2,7 +2,7 @@
 
 #include <headroom/comm/communicator.h>
 
-#include <torch/torch.h>
+#include <torch/types.h>
 
 #include <algorithm>
 #include <utility>

@@ -5,7 +5,7 @@
 
 #include "ops/direct_gradient.h"
 
-#include <torch/torch.h>
+#include <torch/csrc/autograd/custom_function.h>
 
 namespace headroom {
 namespace {
