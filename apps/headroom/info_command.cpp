@@ -29,6 +29,8 @@ Command add_info_command(CLI::App& app) {
           .set("blas", info.blas)
           .set("blas_is_openmp", info.blas_is_openmp)
           .set("num_threads", info.num_threads)
+          .set("num_threads_reason", info.num_threads_reason)
+          .set("thread_waiting", info.thread_waiting)
           .set("num_cores", info.num_cores)
           .set("cpu_features", info.cpu_features)
           .set("cuda", info.has_cuda)
@@ -36,13 +38,16 @@ Command add_info_command(CLI::App& app) {
           .set("bf16", bf16.reason)
           .set("fp16", fp16.reason)
           .set("warnings", warnings);
+      if (info.cpu_quota) object.set("cpu_quota", *info.cpu_quota);
       fmt::print("{}\n", object.dump());
     } else {
       fmt::print(
-          "headroom   {}\nLibTorch   {}\nBLAS       {}\nthreads    {} of {} cores\nCPU        "
+          "headroom   {}\nLibTorch   {}\nBLAS       {}\nthreads    {} ({})\nwaiting    {}\nCPU     "
+          "   "
           "{}\nCUDA       {}\n",
-          info.headroom_version, info.libtorch_version, info.blas, info.num_threads, info.num_cores,
-          info.cpu_features, info.has_cuda ? "yes" : "no");
+          info.headroom_version, info.libtorch_version, info.blas, info.num_threads,
+          info.num_threads_reason, info.thread_waiting, info.cpu_features,
+          info.has_cuda ? "yes" : "no");
       fmt::print("precision  {}\n           {}\n", bf16.reason, fp16.reason);
       for (const std::string& warning : info.warnings) fmt::print("warning: {}\n", warning);
     }

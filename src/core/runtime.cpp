@@ -3,6 +3,8 @@
 #include <headroom/core/error.h>
 #include <headroom/core/version.h>
 #include "core/blas_kernels.h"
+#include "core/cpu_quota.h"
+#include "core/thread_waiting.h"
 
 #include <ATen/Context.h>
 #include <ATen/Parallel.h>
@@ -34,6 +36,34 @@ int cores_of_this_process() {
 int threads_from_environment() {
   const char* text = std::getenv("OMP_NUM_THREADS");
   return text == nullptr ? 0 : std::atoi(text);
+}
+
+struct ThreadCount {
+  int count = 1;
+  std::string reason;
+};
+
+ThreadCount choose_threads(int requested, int num_processes) {
+  if (requested > 0) return {requested, "as asked for"};
+  if (const int threads = threads_from_environment(); threads > 0)
+    return {threads, fmt::format("OMP_NUM_THREADS={}", threads)};
+  ThreadCount chosen{cores_of_this_process(), ""};
+  chosen.reason = fmt::format("{} cores that this process may run on", chosen.count);
+  if (const auto quota = cpu_quota(); quota && threads_of(*quota) < chosen.count) {
+    chosen = {threads_of(*quota),
+              fmt::format("a quota of {:.4g} CPUs in {}", quota->num_cpus, quota->file)};
+  }
+  if (num_processes > 1) {
+    chosen.count = std::max(1, chosen.count / num_processes);
+    chosen.reason += fmt::format(", shared by {} processes", num_processes);
+  }
+  return chosen;
+}
+
+// LibTorch's number of threads is one per process, and so is the reason for it.
+std::string& reason_for_threads() {
+  static std::string reason = "LibTorch's default";
+  return reason;
 }
 
 struct Blas {
@@ -105,10 +135,10 @@ void configure_threads(int requested, int num_processes) {
   if (requested < 0)
     throw ConfigError(
         fmt::format("--num_threads {} is negative; give 1 or more, or 0 for all cores", requested));
-  int threads = requested;
-  if (threads == 0) threads = threads_from_environment();
-  if (threads <= 0) threads = std::max(1, cores_of_this_process() / std::max(1, num_processes));
-  at::set_num_threads(threads);
+  const ThreadCount threads = choose_threads(requested, num_processes);
+  at::set_num_threads(threads.count);
+  reason_for_threads() = threads.reason;
+  adapt_thread_waiting();
 }
 
 RuntimeInfo runtime_info() {
@@ -119,7 +149,10 @@ RuntimeInfo runtime_info() {
   info.blas = blas.name;
   info.blas_is_openmp = blas.is_openmp;
   info.num_threads = at::get_num_threads();
+  info.num_threads_reason = reason_for_threads();
+  info.thread_waiting = thread_waiting();
   info.num_cores = cores_of_this_process();
+  if (const auto quota = cpu_quota()) info.cpu_quota = quota->num_cpus;
   info.cpu_features = cpu_features();
   info.has_cuda = at::hasCUDA();
   if (!info.blas_is_openmp) {

@@ -6,9 +6,12 @@
 #include <ATen/Parallel.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstdlib>
 #include <optional>
 #include <string>
+
+#include "core/cpu_quota.h"
 
 namespace headroom {
 namespace {
@@ -29,6 +32,21 @@ class Threads : public testing::Test {
   std::optional<std::string> environment_;
 };
 
+// Cores that this process may run on, or what its control group may use of them.
+int available_cpus() {
+  const auto quota = cpu_quota();
+  const int cores = runtime_info().num_cores;
+  return quota ? std::min(cores, threads_of(*quota)) : cores;
+}
+
+TEST_F(Threads, SayWhyTheyAreThatMany) {
+  configure_threads(3);
+  EXPECT_EQ(runtime_info().num_threads_reason, "as asked for");
+  setenv("OMP_NUM_THREADS", "5", 1);
+  configure_threads(0);
+  EXPECT_EQ(runtime_info().num_threads_reason, "OMP_NUM_THREADS=5");
+}
+
 TEST_F(Threads, AreWhatWasAskedFor) {
   configure_threads(1);
   EXPECT_EQ(at::get_num_threads(), 1);
@@ -44,13 +62,13 @@ TEST_F(Threads, FollowTheEnvironmentAndThenTheCores) {
   EXPECT_EQ(at::get_num_threads(), 1) << "a request is stronger than the environment";
   unsetenv("OMP_NUM_THREADS");
   configure_threads(0);
-  EXPECT_EQ(at::get_num_threads(), runtime_info().num_cores);
+  EXPECT_EQ(at::get_num_threads(), available_cpus());
 }
 
 TEST_F(Threads, ProcessesShareTheCores) {
   ::unsetenv("OMP_NUM_THREADS");
   configure_threads(0, 2);
-  EXPECT_EQ(at::get_num_threads(), std::max(1, runtime_info().num_cores / 2));
+  EXPECT_EQ(at::get_num_threads(), std::max(1, available_cpus() / 2));
   configure_threads(0, 1000);
   EXPECT_EQ(at::get_num_threads(), 1);
   configure_threads(3, 2);
@@ -74,6 +92,7 @@ TEST(RuntimeInfo, SaysWhatTheProcessRunsOn) {
   EXPECT_FALSE(info.libtorch_version.empty());
   EXPECT_GE(info.num_cores, 1);
   EXPECT_EQ(info.num_threads, at::get_num_threads());
+  EXPECT_FALSE(info.thread_waiting.empty());
 }
 
 TEST(RuntimeInfo, TheBlasThatRunsSharesTheThreadsOfLibTorch) {

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -12,8 +13,11 @@ struct RuntimeInfo {
   std::string
       blas;  ///< e.g. "OpenBLAS 0.3.21 (OpenMP, Haswell)"; "unknown" when it is not OpenBLAS
   bool blas_is_openmp = false;
-  int num_threads = 0;  ///< what LibTorch uses now
-  int num_cores = 0;    ///< cores that this process may run on (CPU affinity)
+  int num_threads = 0;              ///< what LibTorch uses now
+  std::string num_threads_reason;   ///< why that many, e.g. "OMP_NUM_THREADS=2"
+  std::string thread_waiting;       ///< what decides how threads wait for each other
+  int num_cores = 0;                ///< cores that this process may run on (CPU affinity)
+  std::optional<double> cpu_quota;  ///< CPUs that its control group may use, where that is limited
   std::string
       cpu_features;  ///< vector extensions that matter here, e.g. "AVX2 AVX-512 AVX512-BF16"
   bool has_cuda = false;
@@ -21,8 +25,14 @@ struct RuntimeInfo {
 };
 
 /// Sets LibTorch's threads: `requested` when positive, otherwise OMP_NUM_THREADS when set,
-/// otherwise the cores that this process may run on, which it shares evenly with the others of
-/// `num_processes`. Throws ConfigError for a negative number.
+/// otherwise the cores that this process may run on or the CPU quota of its control group,
+/// whichever is less, which it shares evenly with the others of `num_processes`. Throws ConfigError
+/// for a negative number.
+///
+/// From the first call on, a thread of the library watches whether other work wants the same cores,
+/// and lets OpenMP's threads sleep while they wait for each other where it does (on free cores
+/// spinning is faster). OMP_WAIT_POLICY or GOMP_SPINCOUNT in the environment switches that off. It
+/// works with GNU's OpenMP runtime, changes no number, and ends with the process.
 void configure_threads(int requested, int num_processes = 1);
 
 /// Reads the facts; changes nothing.
