@@ -13,6 +13,8 @@ if(NOT TARGET hwy::hwy)
   add_library(hwy::hwy UNKNOWN IMPORTED)
   set_target_properties(hwy::hwy PROPERTIES IMPORTED_LOCATION ${HWY_LIBRARY})
 endif()
+find_library(UTF8PROC_LIBRARY utf8proc REQUIRED)
+find_path(UTF8PROC_INCLUDE_DIR utf8proc.h REQUIRED)
 find_library(SENTENCEPIECE_LIBRARY sentencepiece)
 find_path(SENTENCEPIECE_INCLUDE_DIR sentencepiece_processor.h)
 

@@ -11,6 +11,7 @@
 #include <headroom/core/runtime.h>
 #include <headroom/core/version.h>
 #include <headroom/data/dataset.h>
+#include <headroom/data/tokenizer.h>
 #include <headroom/execute/accumulator.h>
 #include <headroom/execute/checkpoint.h>
 #include <headroom/execute/checkpoint_sequential.h>

@@ -1,5 +1,7 @@
 #include <headroom/core/error.h>
-#include <headroom/data/tokens.h>
+#include <headroom/data/tokenizer.h>
+
+#include "data/tokenizer_parts.h"
 
 #include <fmt/format.h>
 
@@ -87,13 +89,20 @@ class SentencePiece final : public Tokenizer {
   }
 
   std::string decode(const std::vector<std::int64_t>& tokens) const override {
-    const std::vector<std::int32_t> narrow(tokens.begin(), tokens.end());
+    std::vector<std::int32_t> narrow;
+    for (const std::int64_t token : tokens) {
+      if (token >= 0 && token < vocabulary_) narrow.push_back(static_cast<std::int32_t>(token));
+    }
     return run_helper(
         path_, "decode",
         {reinterpret_cast<const char*>(narrow.data()), narrow.size() * sizeof(std::int32_t)});
   }
 
   std::int64_t vocabulary() const override { return vocabulary_; }
+
+  void save(const std::string& folder) const override {
+    copy_tokenizer_file(path_, folder, "tokenizer.model");
+  }
 
  private:
   std::string path_;

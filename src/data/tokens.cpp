@@ -107,24 +107,6 @@ class PartOfTokens final : public TokenSource {
   std::int64_t begin_, count_;
 };
 
-class ByteTokenizer final : public Tokenizer {
- public:
-  std::vector<std::int64_t> encode(std::string_view text) const override {
-    std::vector<std::int64_t> tokens;
-    tokens.reserve(text.size());
-    for (const char byte : text) tokens.push_back(static_cast<unsigned char>(byte));
-    return tokens;
-  }
-  std::string decode(const std::vector<std::int64_t>& tokens) const override {
-    std::string text;
-    for (const std::int64_t token : tokens) {
-      if (token >= 0 && token < 256) text.push_back(static_cast<char>(token));
-    }
-    return text;
-  }
-  std::int64_t vocabulary() const override { return 256; }
-};
-
 class Crops final : public TokenRows {
  public:
   Crops(Tokens tokens, std::int64_t length, std::int64_t vocabulary, std::int64_t num_samples,
@@ -182,8 +164,6 @@ std::int32_t header_word(const MappedFile& file, std::ptrdiff_t index) {
 }
 
 }  // namespace
-
-std::unique_ptr<Tokenizer> make_byte_tokenizer() { return std::make_unique<ByteTokenizer>(); }
 
 Tokens open_token_file(const std::string& path) {
   constexpr std::int64_t kHeaderBytes = 1024;

@@ -1,32 +1,14 @@
 #pragma once
 
 #include <headroom/data/dataset.h>
+#include <headroom/data/tokenizer.h>
 
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <string>
-#include <string_view>
-#include <vector>
-#include "memory"
 
 namespace headroom {
-
-/// Text to tokens and back.
-class Tokenizer {
- public:
-  virtual ~Tokenizer() = default;
-  virtual std::vector<std::int64_t> encode(std::string_view text) const = 0;
-  virtual std::string decode(const std::vector<std::int64_t>& tokens) const = 0;
-  virtual std::int64_t vocabulary() const = 0;
-};
-
-/// One token per byte, 256 in all.
-std::unique_ptr<Tokenizer> make_byte_tokenizer();
-
-/// The tokens of a SentencePiece model file, line by line (line ends are not tokens). Starts the
-/// program headroom_sentencepiece, which lies beside the running one. Throws DataError when the
-/// model cannot be read, and ConfigError when that program was not built.
-std::unique_ptr<Tokenizer> open_sentencepiece(const std::string& model_path);
 
 /// Many tokens in a row, outside of tensor memory. Reading is const and safe from several threads.
 class TokenSource {
