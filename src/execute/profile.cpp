@@ -173,11 +173,12 @@ struct StagePair {
 class ChainProfiler {
  public:
   ChainProfiler(const Chain& chain, const MicroBatch& micro, std::optional<at::ScalarType> half,
-                std::optional<at::ScalarType> compute)
+                std::optional<at::ScalarType> compute, const std::function<void()>& between_runs)
       : chain_(chain),
         micro_(micro),
         half_(half),
         compute_(compute),
+        between_runs_(between_runs),
         clean_(chain.parameters()),
         has_memory_(!micro.inputs.at(0).is_meta()) {
     // A tied parameter's gradient appears in the last stage that uses it; for the stages before it
@@ -198,6 +199,7 @@ class ChainProfiler {
     std::map<std::string, StagePair> known;
     Tensors inputs = micro_.inputs;
     for (std::size_t i = 0; i < chain_.size(); ++i) {
+      between_runs_();
       Stage& stage = chain_.stage(i);
       std::string key = stage.kind();
       if (!key.empty()) key += fmt::format(" {} {} {}", shapes_text(inputs), i == 0, num_tied(i));
@@ -290,6 +292,7 @@ class ChainProfiler {
     const std::size_t num_options =
         half_ ? static_cast<std::size_t>(stage.num_half_options()) : stage.options().size();
     for (std::size_t option = 0; option < num_options; ++option) {
+      between_runs_();
       measure_option(index, inputs, shapes, static_cast<int>(option), pair);
     }
     clean_.clear();
@@ -385,6 +388,7 @@ class ChainProfiler {
   const MicroBatch& micro_;
   std::optional<at::ScalarType> half_;
   std::optional<at::ScalarType> compute_;
+  const std::function<void()>& between_runs_;
   CleanGradients clean_;
   bool has_memory_;  // false: on the meta device, for bytes alone
   bool is_complete_ = true;
@@ -476,16 +480,15 @@ ChainProfile empty_profile(const ChainProfile& like) {
 
 std::optional<ChainProfile> profile_chain(const Chain& chain, const MicroBatch& micro,
                                           std::optional<at::ScalarType> half,
-                                          std::optional<at::ScalarType> compute) {
-  const RandomState random = RandomState::capture();
-  std::optional<ChainProfile> profile;
+                                          std::optional<at::ScalarType> compute,
+                                          const std::function<void()>& between_runs) {
+  const RandomStateScope same_random_state(RandomState::capture());
   try {
-    profile = ChainProfiler(chain, micro, half, compute).run();
+    return ChainProfiler(chain, micro, half, compute, between_runs).run();
   } catch (const c10::OutOfMemoryError&) {
     release_failed_backward();
+    return std::nullopt;
   }
-  random.restore();
-  return profile;
 }
 
 std::optional<ChainProfile> count_chain(const Chain& chain, const MicroBatch& like,

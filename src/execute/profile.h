@@ -5,6 +5,7 @@
 #include <headroom/model/chain.h>
 
 #include <cstdint>
+#include <functional>
 #include <optional>
 
 namespace headroom {
@@ -32,10 +33,12 @@ struct ChainProfile {
 /// were; gradients are cleared before and after. `half` and `compute` are
 /// ExecutorOptions::keep_in_half and compute_in_half. Returns nothing when a stage alone does not
 /// fit under the meter's cap. With chain and micro-batch on the meta device bytes are counted and
-/// nothing is timed; only some operators run, alone (CountOnlyScope).
-std::optional<ChainProfile> profile_chain(const Chain& chain, const MicroBatch& micro,
-                                          std::optional<at::ScalarType> half = std::nullopt,
-                                          std::optional<at::ScalarType> compute = std::nullopt);
+/// nothing is timed; only some operators run, alone (CountOnlyScope). `between_runs` is called
+/// before each stage and option; whatever it throws ends the measuring.
+std::optional<ChainProfile> profile_chain(
+    const Chain& chain, const MicroBatch& micro, std::optional<at::ScalarType> half = std::nullopt,
+    std::optional<at::ScalarType> compute = std::nullopt,
+    const std::function<void()>& between_runs = [] {});
 
 /// The bytes of `num_samples` samples, counted on the meta device without running anything: those
 /// that would be measured, but for a few bytes more that are left for scalars. `like` is any

@@ -244,9 +244,11 @@ class Search {
   std::map<std::pair<std::int64_t, std::size_t>, SizeCosts> costs_;
 };
 
-BudgetFloor least_floor(Search& search, const std::vector<Candidate>& candidates) {
+BudgetFloor least_floor(Search& search, const std::vector<Candidate>& candidates,
+                        const std::function<void()>& before_each) {
   std::optional<BudgetFloor> least;
   for (const Candidate& candidate : candidates) {
+    if (before_each) before_each();
     const BudgetFloor floor = search.floor_of(candidate);
     if (!least || floor.bytes < least->bytes) least = floor;
   }
@@ -306,13 +308,15 @@ TrainingPlan make_plan(const PlanRequest& request) {
   };
   for (const Candidate& candidate : candidates) {
     if (best && candidate.lower_bound_ns > best->time_ns) break;
+    if (request.before_each) request.before_each();
     ++num_solved;
     std::optional<TrainingPlan> plan = search.solve(candidate);
     if (!plan) continue;
     best_lower_bound_ns = std::min(best_lower_bound_ns, plan->time_ns - plan->certified_gap_ns);
     if (!best || rank(*plan) < rank(*best)) best = std::move(plan);
   }
-  if (!best) throw BudgetError(floor_message(request, least_floor(search, candidates)));
+  if (!best)
+    throw BudgetError(floor_message(request, least_floor(search, candidates, request.before_each)));
   best->certified_gap_ns = best->time_ns - best_lower_bound_ns;
   best->num_candidates = static_cast<int>(candidates.size());
   best->num_solved = num_solved;
@@ -321,7 +325,7 @@ TrainingPlan make_plan(const PlanRequest& request) {
 
 BudgetFloor find_floor(const PlanRequest& request) {
   Search search(request);
-  return least_floor(search, search.candidates());
+  return least_floor(search, search.candidates(), request.before_each);
 }
 
 ChainCosts with_gradients_allocated(ChainCosts chain) {

@@ -39,8 +39,8 @@ std::vector<std::int64_t> take_list(std::istream& in) {
 std::string pack(const ShareReport& report) {
   std::ostringstream out;
   out << static_cast<int>(report.outcome) << ' ' << bits_of(report.loss_sum) << ' '
-      << report.stop_requested << ' ' << report.cap_bytes << ' '
-      << (report.has_gradient.empty() ? "-" : report.has_gradient) << ' ' << report.shapes.size();
+      << report.cap_bytes << ' ' << (report.has_gradient.empty() ? "-" : report.has_gradient) << ' '
+      << report.shapes.size();
   for (const std::vector<std::int64_t>& shape : report.shapes) put_list(out, shape);
   put_list(out, report.samples);
   out << '\n' << report.reason;
@@ -53,8 +53,7 @@ ShareReport unpack(const std::string& bytes) {
   int outcome = 0;
   std::uint64_t loss_bits = 0;
   std::size_t num_shapes = 0;
-  in >> outcome >> loss_bits >> report.stop_requested >> report.cap_bytes >> report.has_gradient >>
-      num_shapes;
+  in >> outcome >> loss_bits >> report.cap_bytes >> report.has_gradient >> num_shapes;
   report.outcome = static_cast<ShareOutcome>(outcome);
   report.loss_sum = from_bits(loss_bits);
   if (report.has_gradient == "-") report.has_gradient.clear();
@@ -85,7 +84,6 @@ ShareReport agree(Communicator& comm, const ShareReport& report) {
     ShareReport one = unpack(messages[rank]);
     all.outcome = std::max(all.outcome, one.outcome);
     all.loss_sum += one.loss_sum;
-    all.stop_requested = all.stop_requested || one.stop_requested;
     if (one.cap_bytes > 0)
       all.cap_bytes = all.cap_bytes > 0 ? std::min(all.cap_bytes, one.cap_bytes) : one.cap_bytes;
     merge_gradients(all.has_gradient, one.has_gradient, rank == 0);

@@ -1,16 +1,15 @@
 #include <headroom/train/estimate.h>
 
-#include <headroom/comm/communicator.h>
-#include <headroom/config/accumulation_schedule.h>
 #include <headroom/core/error.h>
 #include <headroom/execute/autocast.h>
-#include <headroom/execute/optimizer_in_backward.h>
 #include <headroom/model/zoo.h>
 #include <headroom/optim/optimizer_config.h>
-#include <headroom/train/run_plan.h>
 #include "memory/shape_meter.h"
 
+#include "train/plan_run.h"
 #include "train/profile_book.h"
+#include "train/rank_group.h"
+#include "train/run_settings.h"
 
 #include <torch/torch.h>
 
@@ -55,34 +54,44 @@ MicroBatch shapes_of_samples(const ModelInput& input, std::int64_t num_samples) 
           num_samples};
 }
 
+// Half precision is counted as kept, which is what the arguments must mean here.
+TrainingArguments with_fixed_precision(TrainingArguments arguments) {
+  if (!arguments.fp16 && !arguments.bf16) return arguments;
+  const at::ScalarType type = arguments.fp16 ? at::kHalf : at::kBFloat16;
+  std::string& backend = arguments.half_precision_backend;
+  if (backend == "autocast" ||
+      (backend == "auto" && choose_half_precision(c10::Device(arguments.device), type).autocast)) {
+    throw ConfigError(
+        "estimate counts activations in fp32 or kept in half precision, not computed in it; add "
+        "--half_precision_backend keep, "
+        "or ask headroom plan");
+  }
+  backend = "keep";
+  return arguments;
+}
+
 class Estimator {
  public:
   explicit Estimator(const TrainingArguments& arguments)
-      : arguments_(arguments), model_(build_shapes(arguments)) {
-    // Everything on the meta device that lives now is the model.
-    weights_bytes_ = ShapeMeter::instance().live_bytes() - live_before_;
-    if (arguments.fp16 || arguments.bf16)
-      set_half_precision(arguments.fp16 ? at::kHalf : at::kBFloat16);
+      : arguments_(with_fixed_precision(arguments)),
+        settings_(arguments_, arguments.nproc_per_node),
+        model_(build_shapes(arguments)),
+        // Everything on the meta device that lives now is the model.
+        weights_bytes_(ShapeMeter::instance().live_bytes() - live_before_),
+        book_(
+            model_.chain,
+            [this](std::int64_t size) { return shapes_of_samples(model_.input, size); },
+            settings_.precision.keep_in_half, std::nullopt, /*spill_dir=*/"", "", "") {
     request_.resident_bytes = weights_bytes_;
     request_.time_ratio = 1.0;  // nothing can be run to find it out
-    request_.optimizer_bytes = state_bytes(arguments.optim);
+    request_.keep_in_half = settings_.precision.keep_in_half;
+    request_.optimizer_bytes = settings_.optimizer_bytes(model_.chain);
     request_.prefetches = arguments.dataloader_num_workers > 0;
-    request_.num_ranks = arguments.nproc_per_node;
-    request_.update_scratch_bytes =
-        exchange_scratch_bytes(model_.chain.parameters(), request_.num_ranks);
-    request_.may_update_in_backward =
-        why_not_in_backward({arguments.max_grad_norm, false, request_.num_ranks}).empty();
-    request_.load = [this](std::int64_t num_samples) {
-      return shapes_of_samples(model_.input, num_samples);
-    };
-    request_.book = std::make_shared<ProfileBook>(
-        model_.chain, request_.load, request_.keep_in_half, std::nullopt, /*spill_dir=*/"", "", "");
-    request_.global_batch =
-        arguments.global_batch_size > 0
-            ? arguments.global_batch_size
-            : arguments.fixed_micro_batch() *
-                  AccumulationSchedule::parse(arguments.gradient_accumulation_steps).steps_at(0) *
-                  request_.num_ranks;
+    request_.num_ranks = settings_.num_ranks;
+    request_.update_scratch_bytes = update_scratch_bytes(model_.chain, settings_.num_ranks);
+    request_.may_update_in_backward = settings_.may_update_in_backward;
+    request_.book = &book_;
+    request_.global_batch = settings_.window_samples();
     samples_ = request_.rank_batch();
     check_split(model_.chain, arguments.fixed_micro_batch(), request_.global_batch,
                 request_.num_ranks);
@@ -99,7 +108,7 @@ class Estimator {
     for (const at::Tensor& parameter : model_.chain.parameters())
       result.gradients_bytes += static_cast<std::int64_t>(parameter.nbytes());
     for (const std::string& name : optimizer_names())
-      result.state_bytes.emplace_back(name, state_bytes(name));
+      result.state_bytes.emplace_back(name, settings_.optimizer_bytes(model_.chain, name));
     const std::int64_t fixed = arguments_.fixed_micro_batch();
     const std::int64_t size = fixed > 0 ? std::min(fixed, samples_) : samples_;
     for (const char* policy : {"none", "every", "sqrt"})
@@ -113,29 +122,6 @@ class Estimator {
   }
 
  private:
-  void set_half_precision(at::ScalarType type) {
-    const std::string& backend = arguments_.half_precision_backend;
-    if (backend == "autocast" ||
-        (backend == "auto" &&
-         choose_half_precision(c10::Device(arguments_.device), type).autocast)) {
-      throw ConfigError(
-          "estimate counts activations in fp32 or kept in half precision, not computed in it; add "
-          "--half_precision_backend keep, "
-          "or ask headroom plan");
-    }
-    request_.keep_in_half = type;
-  }
-
-  std::int64_t state_bytes(const std::string& name) const {
-    OptimizerConfig config;
-    config.name = name;
-    config.momentum = arguments_.momentum;
-    std::vector<std::vector<std::int64_t>> shapes;
-    for (const at::Tensor& parameter : model_.chain.parameters())
-      shapes.push_back(parameter.sizes().vec());
-    return optimizer_state_bytes(config, shapes);
-  }
-
   EstimatedStrategy describe(const RunPlan& plan, const char* name, const std::string& policy) {
     input_bytes_ = plan.bytes_by_owner.at("inputs");
     return {name,
@@ -210,12 +196,14 @@ class Estimator {
     if (best) strategies.push_back(*best);
   }
 
-  const TrainingArguments& arguments_;
+  const TrainingArguments arguments_;
+  const RunSettings settings_;
   std::int64_t live_before_ = ShapeMeter::instance().live_bytes();
   ZooModel model_;
+  std::int64_t weights_bytes_;
+  ProfileBook book_;
   RunPlanRequest request_;
   std::int64_t samples_ = 0;  // of an update on one rank
-  std::int64_t weights_bytes_ = 0;
   std::int64_t input_bytes_ = 0;
 };
 

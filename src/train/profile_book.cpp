@@ -5,6 +5,7 @@
 #include "execute/boundary_format.h"
 #include "memory/shape_meter.h"
 #include "report/json.h"
+#include "train/stop.h"
 
 #include <fmt/format.h>
 
@@ -101,7 +102,7 @@ bool ProfileBook::measure(std::int64_t num_samples) {
     const MicroBatch micro = load_(num_samples);
     load_ns_[num_samples] =
         std::chrono::duration_cast<std::chrono::nanoseconds>(Clock::now() - start).count();
-    profile = profile_chain(chain_, micro, half_, compute_);
+    profile = profile_chain(chain_, micro, half_, compute_, throw_if_stopped);
   } catch (const c10::OutOfMemoryError&) {
     profile.reset();
   }

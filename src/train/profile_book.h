@@ -41,6 +41,8 @@ class ProfileBook {
   /// memory where the chain allows that. At least one size must have been measured.
   ChainProfile at(std::int64_t num_samples) const;
 
+  /// A micro-batch to measure with.
+  MicroBatch load(std::int64_t num_samples) const { return load_(num_samples); }
   /// How long loading a measured size took.
   std::int64_t load_ns(std::int64_t num_samples) const { return load_ns_.at(num_samples); }
 

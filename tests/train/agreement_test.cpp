@@ -29,13 +29,11 @@ TEST(Agreement, IsTheSameOnEveryRankBitForBit) {
   reports[0].loss_sum = 0.1;
   reports[1].loss_sum = 1e17 / 3;
   reports[2].loss_sum = -1e17 / 3;
-  reports[1].stop_requested = true;
   reports[0].cap_bytes = 700;
   reports[2].cap_bytes = 600;
   for (const ShareReport& heard : heard_by_all(reports)) {
     EXPECT_EQ(heard.outcome, ShareOutcome::kDone);
     EXPECT_EQ(heard.loss_sum, 0.1 + 1e17 / 3 - 1e17 / 3);
-    EXPECT_TRUE(heard.stop_requested);
     EXPECT_EQ(heard.cap_bytes, 600) << "a rank without a cap has no say";
     EXPECT_EQ(heard.has_gradient, "");
   }
@@ -55,6 +53,15 @@ TEST(Agreement, TheWorstOutcomeWinsWithItsReasonAndTheLargestShapes) {
     EXPECT_EQ(heard.shapes, (Shapes{{9, 8}, {}}));
     EXPECT_EQ(heard.samples, (std::vector<std::int64_t>{7, 11}));
   }
+}
+
+TEST(Agreement, AStopOutweighsMemoryAndAFailureOutweighsAStop) {
+  std::vector<ShareReport> reports(3);
+  reports[0].outcome = ShareOutcome::kOutOfMemory;
+  reports[2].outcome = ShareOutcome::kStopped;
+  EXPECT_EQ(heard_by_all(reports)[1].outcome, ShareOutcome::kStopped);
+  reports[1].outcome = ShareOutcome::kFailed;
+  EXPECT_EQ(heard_by_all(reports)[0].outcome, ShareOutcome::kFailed);
 }
 
 TEST(Agreement, AGradientThatAnyRankHasIsSummedAndOneThatNobodyHasIsNot) {

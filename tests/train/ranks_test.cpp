@@ -515,7 +515,7 @@ TEST_P(Ranks, RecomputingChangesNoNumber) {
 
 TEST_P(Ranks, AStopOnOneRankStopsAllAfterTheSameUpdateAndResumingIsAsIfThereHadBeenNone) {
   expect_equal_ranks("cut");
-  EXPECT_EQ(at("cut").at("step"), 2);
+  EXPECT_EQ(at("cut").at("step"), 1) << "the update in progress is undone";
   expect_equal_ranks("resumed");
   EXPECT_EQ(at("resumed").at("sha"), at("noisy").at("sha"));
   EXPECT_EQ(at("resumed").at("loss"), at("noisy").at("loss"));
@@ -561,7 +561,7 @@ TEST_P(Ranks, ThatMeetDifferentShapesTakeTheSamePlanAndGiveTheNumbersOfOne) {
 
 TEST_P(Ranks, ASnapshotOfSeveralRanksGoesOnWithOne) {
   TrainingArguments arguments = noisy_arguments(*folders / (std::to_string(GetParam()) + "/cut"));
-  arguments.resume_from_checkpoint = arguments.output_dir + "/snapshot-2";
+  arguments.resume_from_checkpoint = arguments.output_dir + "/snapshot-1";
   arguments.output_dir = folder_ / "alone";
   EXPECT_EQ(Trainer(arguments, chain_of(make_noisy_network(1)), noisy_data()).train().global_step,
             at("noisy").at("step"));

@@ -54,6 +54,8 @@ struct PlanRequest {
   /// Called once for each size and choice that is looked at, in a fixed order. Must give the same
   /// numbers for the same arguments.
   std::function<MicroBatchCosts(std::int64_t micro_batch_size, const StaticChoice& choice)> costs;
+  /// Called before each schedule is solved, where it is set; whatever it throws ends the search.
+  std::function<void()> before_each;
   std::vector<Remedy> remedies;    ///< for the error when nothing fits
   SolverOptions solver = quick();  ///< for each of the many schedules that a search solves
 

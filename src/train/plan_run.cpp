@@ -1,4 +1,4 @@
-#include <headroom/train/run_plan.h>
+#include "train/plan_run.h"
 
 #include <headroom/core/bytes.h>
 #include <headroom/core/error.h>
@@ -10,6 +10,7 @@
 #include "plan/simulate.h"
 
 #include "train/profile_book.h"
+#include "train/stop.h"
 
 #include <fmt/format.h>
 
@@ -46,17 +47,10 @@ std::int64_t weight_bytes(const Chain& chain) {
 
 std::int64_t divide_up(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
 
-class RunPlanner {
+class BatchPlanner {
  public:
-  RunPlanner(const RunPlanRequest& request, const Chain& chain)
-      : request_(request),
-        chain_(chain),
-        shared_book_(request.book
-                         ? request.book
-                         : std::make_shared<ProfileBook>(chain, request.load, request.keep_in_half,
-                                                         request.compute_in_half, request.spill_dir,
-                                                         request.cache_folder, request.cache_key)),
-        book_(*shared_book_) {
+  BatchPlanner(const RunPlanRequest& request, const Chain& chain)
+      : request_(request), chain_(chain), book_(*request.book) {
     const std::int64_t live = MemoryMeter::instance().live_bytes();
     resident_bytes_ = request.resident_bytes >= 0
                           ? request.resident_bytes
@@ -146,6 +140,7 @@ class RunPlanner {
       return costs;
     };
     search.remedies = request_.remedies;
+    search.before_each = throw_if_stopped;
     return search;
   }
 
@@ -273,9 +268,10 @@ class RunPlanner {
     options.compute_in_half = request_.compute_in_half;
     options.spill_dir = request_.spill_dir;
     if (!request_.spill_dir.empty()) options.boundary_formats = {KeepAs::kDisk};
+    options.on_operation = [](std::size_t) { throw_if_stopped(); };
     std::optional<std::int64_t> ns;
     try {
-      ns = time_operations(chain_, request_.load(part.size), part.plan.operations, options,
+      ns = time_operations(chain_, book_.load(part.size), part.plan.operations, options,
                            found.accumulation_steps == 1);
     } catch (const c10::OutOfMemoryError&) {
       // Then training has its own ways to go on.
@@ -348,7 +344,6 @@ class RunPlanner {
 
   const RunPlanRequest& request_;
   const Chain& chain_;
-  std::shared_ptr<ProfileBook> shared_book_;
   ProfileBook& book_;
   std::int64_t resident_bytes_ =
       0;  // what is there now and stays: weights, buffers and whatever else lives
@@ -407,12 +402,12 @@ void check_split(const Chain& chain, std::int64_t micro_batch, std::int64_t glob
 RunPlan plan_run(const RunPlanRequest& asked, const Chain& chain) {
   const RunPlanRequest request = without_split(asked, chain);
   if (request.budget_bytes == 0 && request.policy.empty()) return unmeasured_plan(request, chain);
-  return RunPlanner(request, chain).run();
+  return BatchPlanner(request, chain).run();
 }
 
 std::int64_t smallest_budget(const RunPlanRequest& asked, const Chain& chain) {
   const RunPlanRequest request = without_split(asked, chain);
-  return RunPlanner(request, chain).floor();
+  return BatchPlanner(request, chain).floor();
 }
 
 }  // namespace headroom
