@@ -3,8 +3,11 @@ PRESET ?= release
 BUILD := build/$(PRESET)
 JOBS ?= $(shell nproc)
 HEADROOM := $(BUILD)/bin/headroom
+# e.g. CMAKE_FLAGS=-DHEADROOM_WARNINGS_AS_ERRORS=ON, when a build folder is made
+CMAKE_FLAGS ?=
+SOURCES = $$(git ls-files '*.cpp' '*.h')
 
-.PHONY: all setup build test test-fast demo format clean
+.PHONY: all setup build test test-fast demo package format check-format clean
 
 all: build
 
@@ -12,7 +15,7 @@ setup:
 	@scripts/install-packages
 
 $(BUILD)/build.ninja: | setup
-	cmake --preset $(PRESET)
+	cmake --preset $(PRESET) $(CMAKE_FLAGS)
 
 build: setup $(BUILD)/build.ninja
 	cmake --build --preset $(PRESET) -j $(JOBS)
@@ -33,8 +36,15 @@ demo: setup $(BUILD)/build.ninja
 	    --lr_scheduler_type cosine --warmup_steps 10 --global_batch_size 64 --max_steps 60 \
 	    --memory_budget 8MiB --output_dir $(BUILD)/demo/resnet --disable_tqdm
 
+# The program and the library as a Debian package, beside the build's other files.
+package: build
+	cd $(BUILD) && cpack -G DEB
+
 format:
-	clang-format -i $$(git ls-files '*.cpp' '*.h')
+	clang-format-14 -i $(SOURCES)
+
+check-format:
+	clang-format-14 --dry-run --Werror $(SOURCES)
 
 clean:
 	rm -rf build

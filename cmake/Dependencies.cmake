@@ -1,6 +1,12 @@
 find_package(Threads REQUIRED)
 find_package(OpenMP REQUIRED COMPONENTS CXX)
 find_package(Torch REQUIRED)
+# Ours is C++17; newer LibTorch refuses a compiler that is told less than C++20, in this header.
+find_file(ATEN_HEADER ATen/ATen.h PATHS ${TORCH_INCLUDE_DIRS} REQUIRED)
+file(STRINGS ${ATEN_HEADER} ATEN_WANTS_CXX20 REGEX "__cplusplus < 20[2-9]")
+if(ATEN_WANTS_CXX20)
+  set(CMAKE_CXX_STANDARD 20)
+endif()
 find_package(nlohmann_json REQUIRED)
 find_package(spdlog REQUIRED)
 find_package(fmt REQUIRED)
@@ -17,6 +23,10 @@ find_library(UTF8PROC_LIBRARY utf8proc REQUIRED)
 find_path(UTF8PROC_INCLUDE_DIR utf8proc.h REQUIRED)
 find_library(SENTENCEPIECE_LIBRARY sentencepiece)
 find_path(SENTENCEPIECE_INCLUDE_DIR sentencepiece_processor.h)
+find_package(absl QUIET)  # which newer versions of SentencePiece have in their interface
+if(SENTENCEPIECE_LIBRARY AND TARGET absl::strings)
+  list(APPEND SENTENCEPIECE_LIBRARY absl::strings)
+endif()
 
 # Whether this LibTorch can connect ranks, and the headers for that are there.
 get_target_property(TORCH_DEFINITIONS torch_cpu INTERFACE_COMPILE_DEFINITIONS)
