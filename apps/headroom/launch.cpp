@@ -62,7 +62,7 @@ std::vector<char*> pointers_to(std::vector<std::string>& texts) {
 sigset_t awaited_signals() {
   sigset_t set;
   sigemptyset(&set);
-  for (const int signal : {SIGINT, SIGTERM, SIGCHLD}) sigaddset(&set, signal);
+  for (const int signal : {SIGINT, SIGTERM, SIGHUP, SIGCHLD}) sigaddset(&set, signal);
   return set;
 }
 
@@ -80,6 +80,10 @@ class Ranks {
         // Only calls that are allowed between fork and exec. A rank whose starter is gone stops as
         // by SIGTERM.
         ::prctl(PR_SET_PDEATHSIG, SIGTERM);
+        // A terminal sends these to the ranks as well as to this process, which passes them on as
+        // SIGTERM: a rank shall hear of each once.
+        std::signal(SIGINT, SIG_IGN);
+        std::signal(SIGHUP, SIG_IGN);
         if (::getppid() != parent) ::_exit(static_cast<int>(ExitCode::kRankLost));
         ::sigprocmask(SIG_SETMASK, &mask_of_ranks, nullptr);
         ::execve("/proc/self/exe", word_pointers.data(), variable_pointers.data());
@@ -132,12 +136,14 @@ class Ranks {
     }
   }
 
-  int exit_code() const {
+  // A rank that a signal ended after somebody had asked to stop was interrupted, not lost.
+  int exit_code(bool was_asked_to_stop) const {
     constexpr int kLost = static_cast<int>(ExitCode::kRankLost),
                   kInterrupted = static_cast<int>(ExitCode::kInterrupted);
     int result = static_cast<int>(ExitCode::kDone);
     for (const Child& child : children_) {
-      const int code = WIFEXITED(*child.status) ? WEXITSTATUS(*child.status) : kLost;
+      int code = WIFEXITED(*child.status) ? WEXITSTATUS(*child.status) : kLost;
+      if (code == kLost && was_asked_to_stop) code = kInterrupted;
       const bool is_cause = code != 0 && code != kLost && code != kInterrupted;
       if (is_cause) return code;
       if (code == kLost || (code == kInterrupted && result == 0)) result = code;
@@ -173,12 +179,11 @@ int launch_ranks(std::int64_t num_ranks) {
   while (ranks.are_running()) {
     const timespec moment{0, 200'000'000};
     const int signal = ::sigtimedwait(&awaited, nullptr, &moment);
-    if (signal == SIGINT || signal == SIGTERM)
-      ranks.end_all(++num_requests == 1 ? signal : SIGKILL);
+    if (signal > 0 && signal != SIGCHLD) ranks.end_all(++num_requests <= 2 ? SIGTERM : SIGKILL);
     ranks.reap();
     ranks.terminate_stragglers();
   }
-  return ranks.exit_code();
+  return ranks.exit_code(num_requests > 0);
 }
 
 }  // namespace headroom

@@ -1,8 +1,8 @@
 #include "commands.h"
 
-#include <headroom/config/training_arguments.h>
 #include <headroom/core/error.h>
 #include <headroom/core/version.h>
+#include "core/nearest_name.h"
 
 #include <c10/util/Exception.h>
 #include <CLI/CLI.hpp>

@@ -1,6 +1,7 @@
 #include "commands.h"
 #include "launch.h"
 #include "report/json.h"
+#include "stop_signals.h"
 
 #include <headroom/comm/rank_environment.h>
 #include <headroom/core/bytes.h>
@@ -15,12 +16,9 @@
 
 #include <chrono>
 #include <cmath>
-#include <csignal>
 
 namespace headroom {
 namespace {
-
-void stop_at_signal(int /*signal*/) { Trainer::request_stop(); }
 
 // Perplexity is e^loss where the loss is per token.
 std::string evaluation_text(const EvalResults& eval, bool is_language_model) {
@@ -84,8 +82,6 @@ int train_rank(const TrainingArguments& arguments, std::int64_t num_local_ranks,
     for (const std::string& warning : runtime_info().warnings) log_warning(warning);
   }
   Trainer trainer(arguments, task.model.chain, task.train_data, task.eval_data, comm);
-  std::signal(SIGINT, stop_at_signal);
-  std::signal(SIGTERM, stop_at_signal);
   const TrainResults results = trainer.train();
   const auto exit_code =
       static_cast<int>(trainer.was_interrupted() ? ExitCode::kInterrupted : ExitCode::kDone);
@@ -110,6 +106,7 @@ Command add_train_command(CLI::App& app) {
     if (!ranks.is_given && arguments.nproc_per_node > 1)
       return launch_ranks(arguments.nproc_per_node);
     check_ranks(ranks, arguments);
+    stop_at_signals();
     // First of all, so that a rank that fails from here on is noticed by the others.
     const std::shared_ptr<Communicator> comm =
         join_ranks(ranks, std::chrono::seconds(arguments.ddp_timeout));

@@ -1,7 +1,7 @@
 #include <headroom/core/error.h>
 #include <headroom/data/tokens.h>
 
-#include "data/counter_random.h"
+#include "core/counter_random.h"
 #include "data/token_rows.h"
 
 #include <fmt/format.h>

@@ -5,6 +5,8 @@
 #include <headroom/memory/meter.h>
 #include <headroom/optim/clip.h>
 
+#include "execute/non_finite.h"
+
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 #include <torch/nn/module.h>
@@ -286,15 +288,9 @@ void GradientAccumulator::skip(const std::vector<at::Tensor>& gradients) {
     if (sums_[i].defined() || parameters_[i].grad().defined())
       named.emplace_back(parameter_name(i), gradients[next++]);
   }
-  const std::string culprit = first_non_finite(named).value_or("all parameters together");
-  if (options_.non_finite == NonFinitePolicy::kError) {
-    throw Error(ExitCode::kInternal, fmt::format("the gradient of {} is not finite at update {}; "
-                                                 "lower the learning rate, or clip gradients",
-                                                 culprit, num_updates_ + num_skipped_updates_));
-  }
+  log_warning(skip_or_throw(options_.non_finite, num_updates_ + num_skipped_updates_ + 1, named,
+                            "all parameters together"));
   ++num_skipped_updates_;
-  log_warning(fmt::format("the gradient of {} is not finite: update skipped ({} so far, {} done)",
-                          culprit, num_skipped_updates_, num_updates_));
 }
 
 void GradientAccumulator::drop_gradients() {

@@ -5,6 +5,7 @@
 #include <headroom/model/chain.h>
 
 #include <cstdint>
+#include <functional>
 #include <optional>
 
 namespace headroom {
@@ -15,11 +16,10 @@ struct ChainProfile {
   std::int64_t num_samples = 0;
   std::int64_t input_bytes = 0;  ///< of the micro-batch itself
   /// Parameter gradients appear while backward runs: the first micro-batch of a window.
-  ChainCosts appearing;
+  ChainCosts grads_unallocated;
   /// Parameter gradients are allocated already: the other micro-batches of a window.
-  ChainCosts allocated;
-  bool is_complete = true;  ///< false: some option of a stage did not fit under the cap, and has a
-                            ///< size that no plan can choose
+  ChainCosts grads_preallocated;
+  bool is_complete = true;  ///< false: some option of a stage did not fit under the cap
   bool is_timed = true;  ///< false: bytes were counted on the meta device, and every stage is as if
                          ///< it took equally long
   double seconds = 0.0;  ///< that measuring took
@@ -32,10 +32,12 @@ struct ChainProfile {
 /// were; gradients are cleared before and after. `half` and `compute` are
 /// ExecutorOptions::keep_in_half and compute_in_half. Returns nothing when a stage alone does not
 /// fit under the meter's cap. With chain and micro-batch on the meta device bytes are counted and
-/// nothing is timed; only some operators run, alone (CountOnlyScope).
-std::optional<ChainProfile> profile_chain(const Chain& chain, const MicroBatch& micro,
-                                          std::optional<at::ScalarType> half = std::nullopt,
-                                          std::optional<at::ScalarType> compute = std::nullopt);
+/// nothing is timed; only some operators run, alone (CountOnlyScope). `between_runs` is called
+/// before each stage and option; whatever it throws ends the measuring.
+std::optional<ChainProfile> profile_chain(
+    const Chain& chain, const MicroBatch& micro, std::optional<at::ScalarType> half = std::nullopt,
+    std::optional<at::ScalarType> compute = std::nullopt,
+    const std::function<void()>& between_runs = [] {});
 
 /// The bytes of `num_samples` samples, counted on the meta device without running anything: those
 /// that would be measured, but for a few bytes more that are left for scalars. `like` is any

@@ -34,7 +34,6 @@ std::optional<std::int64_t> time_operations(const Chain& chain, const MicroBatch
   clear_gradients(chain);
   std::vector<std::int64_t> runs_ns;
   std::int64_t spent_ns = 0;
-  bool fits = true;
   try {
     while (runs_ns.size() < kMostRuns && spent_ns < kEnoughNs) {
       if (gradients_appear) clear_gradients(chain);
@@ -46,11 +45,15 @@ std::optional<std::int64_t> time_operations(const Chain& chain, const MicroBatch
       spent_ns += runs_ns.back();
     }
   } catch (const c10::OutOfMemoryError&) {
-    fits = false;
+    runs_ns.clear();
+  } catch (...) {
+    release_failed_backward();
+    clear_gradients(chain);
+    throw;
   }
-  if (!fits) release_failed_backward();
+  if (runs_ns.empty()) release_failed_backward();
   clear_gradients(chain);
-  if (!fits) return std::nullopt;
+  if (runs_ns.empty()) return std::nullopt;
   const auto middle = runs_ns.begin() + static_cast<std::ptrdiff_t>(runs_ns.size() / 2);
   std::nth_element(runs_ns.begin(), middle, runs_ns.end());
   return *middle;

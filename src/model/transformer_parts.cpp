@@ -23,7 +23,7 @@ std::vector<at::Tensor> BlockStage::forward(const std::vector<at::Tensor>& input
 
 ConfigSetters encoder_setters(EncoderConfig& config) {
   return {{"hidden_size", set_size(config.hidden_size)},
-          {"num_hidden_layers", set_size(config.num_hidden_layers)},
+          {"num_hidden_layers", set_layers(config.num_hidden_layers)},
           {"num_attention_heads", set_size(config.num_attention_heads)},
           {"intermediate_size", set_size(config.intermediate_size)},
           {"hidden_dropout_prob", set_probability(config.hidden_dropout_prob)},

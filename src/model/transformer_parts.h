@@ -11,10 +11,10 @@
 #include <torch/torch.h>
 
 #include <map>
+#include <memory>
 #include <string>
 #include <utility>
 #include <vector>
-#include "memory"
 
 namespace headroom {
 

@@ -1,16 +1,13 @@
 #include <headroom/train/estimate.h>
 
-#include <headroom/comm/communicator.h>
-#include <headroom/config/accumulation_schedule.h>
 #include <headroom/core/error.h>
 #include <headroom/execute/autocast.h>
-#include <headroom/execute/optimizer_in_backward.h>
 #include <headroom/model/zoo.h>
-#include <headroom/optim/optimizer_config.h>
-#include <headroom/train/run_plan.h>
+#include <headroom/optim/factory.h>
 #include "memory/shape_meter.h"
 
-#include "train/profile_book.h"
+#include "train/plan_run.h"
+#include "train/run_settings.h"
 
 #include <torch/torch.h>
 
@@ -55,37 +52,40 @@ MicroBatch shapes_of_samples(const ModelInput& input, std::int64_t num_samples) 
           num_samples};
 }
 
+// Half precision is counted as kept, which is what the arguments must mean here.
+TrainingArguments with_fixed_precision(TrainingArguments arguments) {
+  if (!arguments.fp16 && !arguments.bf16) return arguments;
+  const at::ScalarType type = arguments.fp16 ? at::kHalf : at::kBFloat16;
+  std::string& backend = arguments.half_precision_backend;
+  if (backend == "autocast" ||
+      (backend == "auto" && choose_half_precision(c10::Device(arguments.device), type).autocast)) {
+    throw ConfigError(
+        "estimate counts activations in fp32 or kept in half precision, not computed in it; add "
+        "--half_precision_backend keep, "
+        "or ask headroom plan");
+  }
+  backend = "keep";
+  return arguments;
+}
+
 class Estimator {
  public:
   explicit Estimator(const TrainingArguments& arguments)
-      : arguments_(arguments), model_(build_shapes(arguments)) {
-    // Everything on the meta device that lives now is the model.
-    weights_bytes_ = ShapeMeter::instance().live_bytes() - live_before_;
-    if (arguments.fp16 || arguments.bf16)
-      set_half_precision(arguments.fp16 ? at::kHalf : at::kBFloat16);
+      : arguments_(with_fixed_precision(arguments)),
+        settings_(arguments_, arguments.nproc_per_node),
+        model_(build_shapes(arguments)),
+        // Everything on the meta device that lives now is the model.
+        weights_bytes_(ShapeMeter::instance().live_bytes() - live_before_),
+        book_(
+            model_.chain,
+            [this](std::int64_t size) { return shapes_of_samples(model_.input, size); },
+            settings_.precision.keep_in_half, std::nullopt, /*spill_dir=*/"", "", "") {
     request_.resident_bytes = weights_bytes_;
     request_.time_ratio = 1.0;  // nothing can be run to find it out
-    request_.optimizer_bytes = state_bytes(arguments.optim);
-    request_.prefetches = arguments.dataloader_num_workers > 0;
-    request_.num_ranks = arguments.nproc_per_node;
-    request_.update_scratch_bytes =
-        exchange_scratch_bytes(model_.chain.parameters(), request_.num_ranks);
-    request_.may_update_in_backward =
-        why_not_in_backward({arguments.max_grad_norm, false, request_.num_ranks}).empty();
-    request_.load = [this](std::int64_t num_samples) {
-      return shapes_of_samples(model_.input, num_samples);
-    };
-    request_.book = std::make_shared<ProfileBook>(
-        model_.chain, request_.load, request_.keep_in_half, std::nullopt, /*spill_dir=*/"", "", "");
-    request_.global_batch =
-        arguments.global_batch_size > 0
-            ? arguments.global_batch_size
-            : arguments.fixed_micro_batch() *
-                  AccumulationSchedule::parse(arguments.gradient_accumulation_steps).steps_at(0) *
-                  request_.num_ranks;
-    samples_ = request_.rank_batch();
-    check_split(model_.chain, arguments.fixed_micro_batch(), request_.global_batch,
-                request_.num_ranks);
+    request_.window_samples = settings_.window_samples();
+    samples_ = share_of(request_.window_samples, 0, settings_.num_ranks).end;
+    check_split(model_.chain, arguments.fixed_micro_batch(), request_.window_samples,
+                settings_.num_ranks);
   }
 
   Estimate run() {
@@ -93,13 +93,13 @@ class Estimator {
     result.model = arguments_.model;
     result.optim = arguments_.optim;
     result.num_parameters = model_.chain.num_parameters();
-    result.global_batch = request_.global_batch;
-    result.num_ranks = request_.num_ranks;
+    result.global_batch = request_.window_samples;
+    result.num_ranks = settings_.num_ranks;
     result.weights_bytes = weights_bytes_;
     for (const at::Tensor& parameter : model_.chain.parameters())
       result.gradients_bytes += static_cast<std::int64_t>(parameter.nbytes());
     for (const std::string& name : optimizer_names())
-      result.state_bytes.emplace_back(name, state_bytes(name));
+      result.state_bytes.emplace_back(name, settings_.optimizer_bytes(model_.chain, name));
     const std::int64_t fixed = arguments_.fixed_micro_batch();
     const std::int64_t size = fixed > 0 ? std::min(fixed, samples_) : samples_;
     for (const char* policy : {"none", "every", "sqrt"})
@@ -113,37 +113,14 @@ class Estimator {
   }
 
  private:
-  void set_half_precision(at::ScalarType type) {
-    const std::string& backend = arguments_.half_precision_backend;
-    if (backend == "autocast" ||
-        (backend == "auto" &&
-         choose_half_precision(c10::Device(arguments_.device), type).autocast)) {
-      throw ConfigError(
-          "estimate counts activations in fp32 or kept in half precision, not computed in it; add "
-          "--half_precision_backend keep, "
-          "or ask headroom plan");
-    }
-    request_.keep_in_half = type;
-  }
-
-  std::int64_t state_bytes(const std::string& name) const {
-    OptimizerConfig config;
-    config.name = name;
-    config.momentum = arguments_.momentum;
-    std::vector<std::vector<std::int64_t>> shapes;
-    for (const at::Tensor& parameter : model_.chain.parameters())
-      shapes.push_back(parameter.sizes().vec());
-    return optimizer_state_bytes(config, shapes);
-  }
-
   EstimatedStrategy describe(const RunPlan& plan, const char* name, const std::string& policy) {
     input_bytes_ = plan.bytes_by_owner.at("inputs");
     return {name,
             policy,
-            plan.micro_batch,
-            plan.num_micro_batches,
-            plan.schedule.peak_bytes,
-            plan.predicted_peak_bytes};
+            plan.micro_batch(),
+            plan.num_micro_batches(),
+            plan.batch.largest().schedule.peak_bytes,
+            plan.predicted_peak_bytes()};
   }
 
   EstimatedStrategy fixed_policy(std::int64_t micro_batch, const std::string& policy) {
@@ -155,7 +132,7 @@ class Estimator {
     const char* name = policy != "none"         ? "checkpointing"
                        : micro_batch < samples_ ? "accumulation"
                                                 : "plain";
-    return describe(plan_run(request, model_.chain), name, policy);
+    return describe(plan_run(request, settings_, model_.chain, book_), name, policy);
   }
 
   // The plan at the smallest budget that any plan fits.
@@ -163,8 +140,8 @@ class Estimator {
     RunPlanRequest request = request_;
     request.fixed_micro_batch = micro_batch;
     request.may_update_in_backward = false;
-    request.budget_bytes = smallest_budget(request, model_.chain);
-    return describe(plan_run(request, model_.chain), "plan", "optimal");
+    request.budget_bytes = smallest_budget(request, settings_, model_.chain, book_);
+    return describe(plan_run(request, settings_, model_.chain, book_), "plan", "optimal");
   }
 
   // One sample at a time holds the least; all of them at once need no gradients before backward,
@@ -186,7 +163,8 @@ class Estimator {
     RunPlanRequest request = request_;
     request.budget_bytes = budget;
     try {
-      strategies.push_back(describe(plan_run(request, model_.chain), "plan", "optimal"));
+      strategies.push_back(
+          describe(plan_run(request, settings_, model_.chain, book_), "plan", "optimal"));
     } catch (const BudgetError&) {
       // Nothing fits: the floor says what would.
     }
@@ -210,12 +188,14 @@ class Estimator {
     if (best) strategies.push_back(*best);
   }
 
-  const TrainingArguments& arguments_;
+  const TrainingArguments arguments_;
+  const RunSettings settings_;
   std::int64_t live_before_ = ShapeMeter::instance().live_bytes();
   ZooModel model_;
+  std::int64_t weights_bytes_;
+  ProfileBook book_;
   RunPlanRequest request_;
   std::int64_t samples_ = 0;  // of an update on one rank
-  std::int64_t weights_bytes_ = 0;
   std::int64_t input_bytes_ = 0;
 };
 

@@ -2,7 +2,6 @@
 #include "report/json.h"
 
 #include <headroom/core/log.h>
-#include <headroom/memory/meter.h>
 
 #include <fmt/format.h>
 
@@ -40,9 +39,7 @@ double RunLog::median_update_seconds() const {
   return *middle;
 }
 
-void RunLog::end_update(const Update& update, const TrainingPosition& position, double epochs,
-                        double learning_rate) {
-  const MemoryMeter& meter = MemoryMeter::instance();
+void RunLog::end_update(const Update& update, const TrainingPosition& position, double epochs) {
   update_seconds_.push_back(std::chrono::duration<double>(Clock::now() - update_started_).count());
   num_samples_ += update.num_samples;
   last_loss_ = update.loss;
@@ -51,38 +48,36 @@ void RunLog::end_update(const Update& update, const TrainingPosition& position, 
                             total_steps_,
                             update.loss,
                             static_cast<double>(num_samples_) / seconds(),
-                            meter.live_bytes(),
-                            meter.peak_bytes()};
+                            update.live_bytes,
+                            update.peak_bytes};
   progress_.update(shown);
   if (position.global_step % logging_steps_ != 0 && position.global_step != total_steps_) return;
-  write_metrics(update, position, epochs, learning_rate);
+  write_metrics(update, position, epochs);
   progress_.log(shown);
 }
 
-void RunLog::write_metrics(const Update& update, const TrainingPosition& position, double epochs,
-                           double learning_rate) {
-  const MemoryMeter& meter = MemoryMeter::instance();
+void RunLog::write_metrics(const Update& update, const TrainingPosition& position, double epochs) {
   const double seconds = update_seconds_.back();
   Json line = Json::object();
   line.set("step", position.global_step)
       .set("epoch", epochs)
       .set("loss", update.loss)
       .set("grad_norm", update.grad_norm)
-      .set("learning_rate", learning_rate)
+      .set("learning_rate", update.learning_rate)
       .set("samples", update.num_samples)
       .set("step_seconds", seconds)
-      .set("live_bytes", meter.live_bytes())
-      .set("peak_bytes", meter.peak_bytes())
+      .set("live_bytes", update.live_bytes)
+      .set("peak_bytes", update.peak_bytes)
       .set("skipped_updates", position.num_skipped_updates)
-      .set("loss_scale", position.scaler.scale);
+      .set("loss_scale", update.loss_scale);
   metrics_.write(line);
   board_.add_scalar("train/loss", update.loss, position.global_step);
   board_.add_scalar("train/grad_norm", update.grad_norm, position.global_step);
-  board_.add_scalar("train/learning_rate", learning_rate, position.global_step);
+  board_.add_scalar("train/learning_rate", update.learning_rate, position.global_step);
   board_.add_scalar("train/samples_per_second",
                     static_cast<double>(update.num_samples) / std::max(seconds, 1e-9),
                     position.global_step);
-  board_.add_scalar("memory/peak_bytes", static_cast<double>(meter.peak_bytes()),
+  board_.add_scalar("memory/peak_bytes", static_cast<double>(update.peak_bytes),
                     position.global_step);
 }
 

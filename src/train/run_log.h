@@ -8,6 +8,7 @@
 #include "report/tensorboard.h"
 
 #include "train/snapshot.h"
+#include "train/update.h"
 
 #include <chrono>
 #include <cmath>
@@ -15,14 +16,6 @@
 #include <vector>
 
 namespace headroom {
-
-/// What one update came to.
-struct Update {
-  double loss = 0.0;  ///< of the global batch
-  double grad_norm = 0.0;
-  std::int64_t num_samples = 0;  ///< over all ranks
-  bool applied = false;
-};
 
 class RunLog {
  public:
@@ -32,8 +25,7 @@ class RunLog {
 
   void start_update() { update_started_ = Clock::now(); }
   /// `position` is that after the update, `epochs` the epochs done.
-  void end_update(const Update& update, const TrainingPosition& position, double epochs,
-                  double learning_rate);
+  void end_update(const Update& update, const TrainingPosition& position, double epochs);
   void add_evaluation(const EvalResults& eval, std::int64_t step, double epochs);
   /// Clears the progress line.
   void finish() { progress_.finish(); }
@@ -47,8 +39,7 @@ class RunLog {
  private:
   using Clock = std::chrono::steady_clock;
 
-  void write_metrics(const Update& update, const TrainingPosition& position, double epochs,
-                     double learning_rate);
+  void write_metrics(const Update& update, const TrainingPosition& position, double epochs);
 
   bool is_shown_;
   std::int64_t logging_steps_;

@@ -3,10 +3,8 @@
 // Samples of different lengths: which shapes share a plan.
 
 #include <headroom/core/micro_batch.h>
-#include <headroom/train/run_plan.h>
 
 #include <cstdint>
-#include <optional>
 #include <string>
 #include <vector>
 
@@ -37,12 +35,5 @@ std::string to_text(const Shapes& shapes);
 /// The micro-batch with other sizes: cut, or made longer by repeating its last values, which are
 /// valid wherever they stand. As it is when it has these shapes already, or another form.
 MicroBatch with_shapes(MicroBatch micro, const Shapes& shapes);
-
-/// The shapes that one plan serves.
-struct ShapeBucket {
-  Shapes largest;                     ///< seen so far, which the plan is made for
-  std::vector<std::int64_t> samples;  ///< some with such shapes, to measure with
-  std::optional<RunPlan> plan;
-};
 
 }  // namespace headroom

@@ -29,13 +29,26 @@ std::int64_t Grouping::num_updates(double epochs) const {
                        std::ceil(rest * static_cast<double>(num_windows(whole)) - 1e-9));
 }
 
+std::vector<std::int64_t> Grouping::window_sizes(std::int64_t first, std::int64_t end) const {
+  std::vector<std::int64_t> sizes;
+  const std::int64_t last_epoch = schedule.changes().back().epoch;  // nothing changes after it
+  for (std::int64_t epoch = 0, begin = 0; begin < end && epoch <= last_epoch; ++epoch) {
+    begin += num_windows(epoch);
+    const std::int64_t size = std::min(window_samples(epoch), num_samples);
+    const bool is_met = begin > first || epoch == last_epoch;
+    if (is_met && std::find(sizes.begin(), sizes.end(), size) == sizes.end()) sizes.push_back(size);
+  }
+  return sizes;
+}
+
 Share share_of(std::int64_t num_samples, std::int64_t rank, std::int64_t num_ranks) {
   const std::int64_t size = num_samples / num_ranks, rest = num_samples % num_ranks;
   const std::int64_t begin = rank * size + std::min(rank, rest);
   return {begin, begin + size + (rank < rest ? 1 : 0)};
 }
 
-WindowWalk::WindowWalk(Grouping grouping) : grouping_(std::move(grouping)) {
+WindowWalk::WindowWalk(Grouping grouping, std::int64_t num_updates)
+    : grouping_(std::move(grouping)), updates_done_(num_updates) {
   for (const AccumulationSchedule::Change& change : grouping_.schedule.changes()) {
     if (grouping_.num_windows(change.epoch) > 0) continue;
     throw ConfigError(
@@ -43,7 +56,7 @@ WindowWalk::WindowWalk(Grouping grouping) : grouping_(std::move(grouping)) {
                     "one window of {}",
                     grouping_.num_samples, grouping_.window_samples(change.epoch)));
   }
-  start_epoch(0);
+  seek(num_updates);
 }
 
 void WindowWalk::start_epoch(std::int64_t epoch) {
@@ -54,13 +67,16 @@ void WindowWalk::start_epoch(std::int64_t epoch) {
   for (std::int64_t& sample : order_) sample += epoch * grouping_.num_samples;
 }
 
-std::vector<std::int64_t> WindowWalk::next() {
+Window WindowWalk::next() {
   if (windows_done_ == grouping_.num_windows(epoch_)) start_epoch(epoch_ + 1);
   const std::int64_t size = grouping_.window_samples(epoch_);
   const std::int64_t first = windows_done_ * size;
   const std::int64_t end = std::min(first + size, grouping_.num_samples);
   ++windows_done_;
-  return {order_.begin() + first, order_.begin() + end};
+  ++updates_done_;
+  return {{order_.begin() + first, order_.begin() + end},
+          std::min(size, grouping_.num_samples),
+          updates_done_};
 }
 
 void WindowWalk::seek(std::int64_t num_updates) {

@@ -28,6 +28,9 @@ struct Grouping {
   std::int64_t num_windows(std::int64_t epoch) const;
   /// Updates of `epochs` passes over the data (a fraction is rounded up).
   std::int64_t num_updates(double epochs) const;
+  /// The different sizes of full windows from update `first` (from 0) up to `end`, in the order in
+  /// which they occur; none above the samples that there are.
+  std::vector<std::int64_t> window_sizes(std::int64_t first, std::int64_t end) const;
 };
 
 /// Samples by their places in a window: [begin, end).
@@ -40,15 +43,24 @@ struct Share {
 /// most one sample, the larger ones first. Some are empty where there are fewer samples than ranks.
 Share share_of(std::int64_t num_samples, std::int64_t rank, std::int64_t num_ranks);
 
+/// What one update is made of.
+struct Window {
+  std::vector<std::int64_t> samples;
+  std::int64_t full_size =
+      0;                    ///< samples of a full window of its epoch: the last one may have less
+  std::int64_t update = 0;  ///< the number of the update, from 1
+
+  std::int64_t num_samples() const { return static_cast<std::int64_t>(samples.size()); }
+};
+
 /// Walks through the windows, epoch after epoch, without end.
 class WindowWalk {
  public:
-  explicit WindowWalk(Grouping grouping);
+  /// Starts at the place after `num_updates` updates, as if next() had been called that often.
+  /// Throws ConfigError when an epoch would have no window.
+  explicit WindowWalk(Grouping grouping, std::int64_t num_updates = 0);
 
-  /// The samples of the next update.
-  std::vector<std::int64_t> next();
-  /// Goes to the place after `num_updates` updates, as if next() had been called that often.
-  void seek(std::int64_t num_updates);
+  Window next();
 
   std::int64_t epoch() const { return epoch_; }  ///< of the window that next() gave last
   /// Epochs done, as a fraction, after the window that next() gave last.
@@ -56,10 +68,12 @@ class WindowWalk {
 
  private:
   void start_epoch(std::int64_t epoch);
+  void seek(std::int64_t num_updates);
 
   Grouping grouping_;
   std::int64_t epoch_ = 0;
   std::int64_t windows_done_ = 0;  // in this epoch
+  std::int64_t updates_done_ = 0;
   std::vector<std::int64_t> order_;
 };
 

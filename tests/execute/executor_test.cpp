@@ -55,7 +55,7 @@ std::vector<Operation> policy(const std::string& text, std::size_t num_stages) {
   ChainCosts costs;
   costs.stages.resize(num_stages);
   for (StageCosts& stage : costs.stages) stage.options.resize(1);
-  return plan_of_policy(costs, parse_policy(text)).operations;
+  return schedule_of_policy(costs, parse_policy(text)).operations;
 }
 
 void expect_identical(const Outcome& a, const Outcome& b) {

@@ -80,8 +80,8 @@ TEST_P(CountedBytes, EqualMeasuredBytesForEveryStageAndOption) {
       ASSERT_TRUE(counted);
       EXPECT_EQ(MemoryMeter::instance().live_bytes(), live);
       EXPECT_EQ(counted->input_bytes, measured->input_bytes);
-      expect_same_bytes(counted->appearing, measured->appearing);
-      expect_same_bytes(counted->allocated, measured->allocated);
+      expect_same_bytes(counted->grads_unallocated, measured->grads_unallocated);
+      expect_same_bytes(counted->grads_preallocated, measured->grads_preallocated);
       EXPECT_TRUE(agree(*measured, *counted));
     }
   }

@@ -125,7 +125,8 @@ TEST(Spilling, NeverHappensWithoutAFolder) {
       run, arguments_of(run, budget_range(run, folder.path()).floor_bytes, folder.path()));
   const RunPlan plan = prepared.trainer->plan();
   EXPECT_TRUE(plan.costs.boundary_formats.empty());
-  for (const Operation& operation : plan.schedule.operations) EXPECT_EQ(operation.format, 0);
+  for (const Operation& operation : plan.batch.largest().schedule.operations)
+    EXPECT_EQ(operation.format, 0);
 }
 
 TEST(UpdateInBackward, ServesABudgetThatNothingElseDoesWithTheSameWeights) {
@@ -142,7 +143,7 @@ TEST(UpdateInBackward, ServesABudgetThatNothingElseDoesWithTheSameWeights) {
     // Weights, optimizer and gradients alone are more than this.
     arguments.memory_budget_bytes = plain.num_parameters * 4 * 3 + gradients * 3 / 4;
     PreparedRun prepared(run, arguments);
-    EXPECT_TRUE(prepared.trainer->plan().update_in_backward);
+    EXPECT_TRUE(prepared.trainer->plan().updates_in_backward());
     const TrainResults results = prepared.trainer->train();
     EXPECT_EQ(results.weights_sha256, plain.weights_sha256) << run.model;
     EXPECT_LE(results.peak_memory_bytes, arguments.memory_budget_bytes);

@@ -22,7 +22,7 @@ Grouping grouping_of(std::int64_t num_samples, std::int64_t micro_batch,
 std::vector<std::size_t> window_sizes(const Grouping& grouping, int count) {
   WindowWalk walk(grouping);
   std::vector<std::size_t> sizes;
-  for (int i = 0; i < count; ++i) sizes.push_back(walk.next().size());
+  for (int i = 0; i < count; ++i) sizes.push_back(walk.next().samples.size());
   return sizes;
 }
 
@@ -55,6 +55,18 @@ TEST(Windows, FollowTheScheduleOfEpochs) {
   EXPECT_EQ(grouping.num_updates(4), 10);
 }
 
+TEST(Windows, TheSizesThatOccurAreKnownInAdvance) {
+  using Sizes = std::vector<std::int64_t>;
+  const Grouping grouping = grouping_of(10, 2, {{0, 1}, {1, 2}, {2, 8}});  // 5, 3 and 1 windows
+  EXPECT_EQ(grouping.window_sizes(0, 5), (Sizes{2}));
+  EXPECT_EQ(grouping.window_sizes(0, 6), (Sizes{2, 4}));
+  EXPECT_EQ(grouping.window_sizes(0, 1000), (Sizes{2, 4, 10})) << "none above the samples";
+  EXPECT_EQ(grouping.window_sizes(4, 1000), (Sizes{2, 4, 10}));
+  EXPECT_EQ(grouping.window_sizes(5, 1000), (Sizes{4, 10}));
+  EXPECT_EQ(grouping.window_sizes(8, 1000), (Sizes{10}));
+  EXPECT_EQ(grouping.window_sizes(900, 1000), (Sizes{10}));
+}
+
 TEST(Windows, AGlobalBatchDecidesAlone) {
   Grouping grouping = grouping_of(10, 3, 7);
   grouping.global_batch = 8;
@@ -79,7 +91,7 @@ TEST(Windows, AnEpochHoldsEverySampleOnceAndEpochsDiffer) {
   for (int epoch = 0; epoch < 2; ++epoch) {
     std::vector<std::int64_t> samples;
     for (int window = 0; window < 3; ++window) {
-      for (const std::int64_t sample : walk.next()) samples.push_back(sample);
+      for (const std::int64_t sample : walk.next().samples) samples.push_back(sample);
     }
     EXPECT_EQ(std::set<std::int64_t>(samples.begin(), samples.end()).size(), 21U);
     EXPECT_EQ(walk.epoch(), epoch);
@@ -96,7 +108,7 @@ TEST(Windows, WhereSamplesAreDrawnAnewNoEpochSeesThoseOfAnother) {
   WindowWalk walk(grouping);
   std::set<std::int64_t> seen;
   for (int window = 0; window < 9; ++window) {
-    for (const std::int64_t sample : walk.next()) seen.insert(sample);
+    for (const std::int64_t sample : walk.next().samples) seen.insert(sample);
   }
   EXPECT_EQ(seen.size(), 63U);
   EXPECT_EQ(*seen.rbegin(), 62);
@@ -108,10 +120,14 @@ TEST(Windows, SeekingIsTheSameAsWalking) {
   for (std::int64_t start = 0; start < 40; ++start) {
     WindowWalk walked(grouping);
     for (std::int64_t i = 0; i < start; ++i) walked.next();
-    WindowWalk sought(grouping);
-    sought.seek(start);
+    WindowWalk sought(grouping, start);
     EXPECT_EQ(sought.epochs_done(), walked.epochs_done()) << start;
-    for (int i = 0; i < 15; ++i) EXPECT_EQ(sought.next(), walked.next()) << start << " + " << i;
+    for (int i = 0; i < 15; ++i) {
+      const Window a = sought.next(), b = walked.next();
+      EXPECT_EQ(a.samples, b.samples) << start << " + " << i;
+      EXPECT_EQ(a.update, start + i + 1);
+      EXPECT_EQ(a.full_size, b.full_size);
+    }
   }
 }
 

@@ -4,10 +4,10 @@
 
 #include <chrono>
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <utility>
 #include <vector>
-#include "memory"
 
 namespace headroom {
 

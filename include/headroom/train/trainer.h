@@ -8,8 +8,8 @@
 #include <headroom/train/run_plan.h>
 
 #include <functional>
+#include <memory>
 #include <string>
-#include "memory"
 
 namespace headroom {
 
@@ -36,7 +36,10 @@ class Trainer {
   Trainer& operator=(const Trainer&) = delete;
 
   /// Runs the whole training. Throws BudgetError before anything is trained when the budget cannot
-  /// be met, and CommError when another rank was lost.
+  /// be met, DataError before it when the evaluation data does not fit the model, and CommError
+  /// when another rank was lost. An error in the middle of a run (a bad sample, no memory) leaves a
+  /// snapshot of the last good state, and its message says where. Results are written before the
+  /// final evaluation.
   TrainResults train();
 
   /// The plan that train() would use, with what half and double the budget would give. Trains
@@ -47,16 +50,18 @@ class Trainer {
   /// Loss and accuracy over the evaluation data.
   EvalResults evaluate();
 
-  /// Asks a running train() to stop after the update in progress, from another thread or a signal
-  /// handler. Any rank may: all of them stop after the same update, which is the next one when the
-  /// ranks had spoken about this one already.
+  /// Asks train() to stop, from another thread or a signal handler: the run under way, or the next
+  /// one. It is looked at between the operations of a step, and while planning and evaluating; a
+  /// step that is not done is undone, and a snapshot of the state before it is written. Any rank
+  /// may ask: all stop at the same update.
   static void request_stop();
   /// True when the last train() ended because of request_stop().
   bool was_interrupted() const;
 
  private:
-  struct State;
-  std::unique_ptr<State> state_;
+  struct Parts;
+  std::unique_ptr<Parts> parts_;
+  bool was_interrupted_ = false;
 };
 
 /// SHA-256 over the bytes of all parameters and buffers in order: equal for runs that made the same

@@ -1,0 +1,161 @@
+#include "train/evaluator.h"
+
+#include <headroom/core/error.h>
+#include <headroom/core/random.h>
+#include <headroom/memory/meter.h>
+
+#include "train/stop.h"
+
+#include <fmt/format.h>
+#include <torch/torch.h>
+
+#include <algorithm>
+#include <cmath>
+#include <exception>
+#include <utility>
+#include <vector>
+
+namespace headroom {
+
+// Sums over the evaluation data, as ranks send them to each other.
+struct Evaluator::Sums {
+  double loss = 0.0;
+  std::int64_t num_items = 0;
+  std::int64_t num_samples = 0;
+  std::int64_t count_correct = 0;
+  bool counts_answers = false;
+  bool is_stopped = false;
+  bool has_failed = false;
+
+  void add(const Sums& other) {
+    loss += other.loss;
+    num_items += other.num_items;
+    num_samples += other.num_samples;
+    count_correct += other.count_correct;
+    counts_answers = counts_answers || other.counts_answers;
+    is_stopped = is_stopped || other.is_stopped;
+    has_failed = has_failed || other.has_failed;
+  }
+};
+
+namespace {
+
+// Spilling is for training: an evaluation holds one boundary at a time.
+ExecutorOptions evaluation_options(const RunSettings& settings) {
+  ExecutorOptions options = settings.executor_options();
+  options.boundary_formats.clear();
+  return options;
+}
+
+MicroBatch load(const Dataset& data, const std::vector<std::int64_t>& indices) {
+  const OwnerScope owner(Owner::kInputs);
+  return data.load(indices);
+}
+
+}  // namespace
+
+EvaluationScope::EvaluationScope(const Chain& chain) {
+  for (std::size_t i = 0; i < chain.size(); ++i) {
+    const auto module = chain.stage(i).module();
+    if (!module) continue;
+    for (const auto& part : module->modules()) modes_.emplace_back(part, part->is_training());
+  }
+  chain.train(false);
+}
+
+EvaluationScope::~EvaluationScope() {
+  // train() sets the children as well, which then get their own mode back.
+  for (const auto& [module, is_training] : modes_) module->train(is_training);
+}
+
+Evaluator::Evaluator(const RunSettings& settings, const Chain& chain,
+                     std::shared_ptr<const Dataset> data)
+    : settings_(settings),
+      chain_(chain),
+      executor_(chain, evaluation_options(settings)),
+      data_(std::move(data)) {}
+
+void Evaluator::check_data() const {
+  if (!data_) return;
+  if (data_->size() == 0) throw DataError("the evaluation data has no sample");
+  const RandomStateScope same_random_state(RandomState::capture());
+  const torch::NoGradGuard no_grad;
+  const EvaluationScope evaluating(chain_);
+  try {
+    executor_.evaluate(load(*data_, {0}));
+  } catch (const c10::OutOfMemoryError&) {
+    // Planning says what the budget holds.
+  } catch (const c10::Error& error) {
+    const std::string what = error.what_without_backtrace();
+    throw DataError(fmt::format("the evaluation data does not fit the model: {}",
+                                what.substr(0, what.find('\n'))));
+  }
+}
+
+bool Evaluator::is_due(std::int64_t update, double epochs_done) const {
+  if (!data_) return false;
+  const std::string& strategy = settings_.arguments.eval_strategy;
+  if (strategy == "steps") return update % settings_.arguments.eval_steps == 0;
+  return strategy == "epoch" && epochs_done == std::floor(epochs_done);
+}
+
+Evaluator::Sums Evaluator::sum_over(const Share& share, std::int64_t batch) const {
+  const torch::NoGradGuard no_grad;
+  const EvaluationScope evaluating(chain_);
+  Sums sums;
+  for (std::int64_t first = share.begin; first < share.end; first += batch) {
+    if (stop_is_requested()) {
+      sums.is_stopped = true;
+      break;
+    }
+    std::vector<std::int64_t> indices;
+    for (std::int64_t i = first; i < std::min(first + batch, share.end); ++i) indices.push_back(i);
+    const MicroBatch micro = load(*data_, indices);
+    const std::vector<at::Tensor> outputs = executor_.evaluate(micro);
+    sums.loss += outputs.at(0).item<double>();
+    if (outputs.size() > 1) {
+      sums.count_correct += outputs[1].item<std::int64_t>();
+      sums.counts_answers = true;
+    }
+    sums.num_items += micro.num_items;
+    sums.num_samples += micro.num_samples;
+  }
+  return sums;
+}
+
+EvalResults Evaluator::run(const RankGroup& ranks, std::int64_t batch) const {
+  if (!data_) throw ConfigError("there is no evaluation data");
+  Sums mine, all;
+  std::exception_ptr failure;
+  try {
+    mine = sum_over(share_of(data_->size(), ranks.rank(), ranks.size()), batch);
+  } catch (const std::exception&) {
+    failure = std::current_exception();
+    mine.has_failed = true;
+  }
+  for (const Sums& one : ranks.gather(mine)) all.add(one);
+  if (failure) std::rethrow_exception(failure);
+  if (all.has_failed) throw OtherRankFailed("the evaluation failed on another rank");
+  if (all.is_stopped) throw Stopped();
+  EvalResults results;
+  results.num_samples = all.num_samples;
+  results.loss = all.loss / static_cast<double>(std::max<std::int64_t>(all.num_items, 1));
+  if (all.counts_answers)
+    results.accuracy =
+        static_cast<double>(all.count_correct) / static_cast<double>(all.num_samples);
+  return results;
+}
+
+const EvalResults& Evaluator::run_after(std::int64_t update, const RankGroup& ranks,
+                                        std::int64_t batch) {
+  last_ = run(ranks, batch);
+  last_update_ = update;
+  return *last_;
+}
+
+void Evaluator::forget() {
+  last_.reset();
+  last_update_ = -1;
+}
+
+}  // namespace headroom

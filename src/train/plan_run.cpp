@@ -1,0 +1,362 @@
+#include "train/plan_run.h"
+
+#include <headroom/core/bytes.h>
+#include <headroom/core/error.h>
+#include <headroom/execute/executor.h>
+#include <headroom/memory/meter.h>
+#include "core/integers.h"
+#include "execute/trial.h"
+#include "optim/optimizer_table.h"
+
+#include "train/rank_group.h"
+#include "train/stop.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <utility>
+
+namespace headroom {
+namespace {
+
+// Bytes moved per nanosecond by an update, which is bound by memory: parameters, gradients and
+// state are read and mostly written.
+constexpr double kUpdateBytesPerNs = 8.0;
+
+std::int64_t bytes_of(const std::vector<at::Tensor>& tensors) {
+  std::int64_t bytes = 0;
+  for (const at::Tensor& tensor : tensors) bytes += static_cast<std::int64_t>(tensor.nbytes());
+  return bytes;
+}
+
+std::vector<Remedy> optimizer_remedies(const RunSettings& settings, const Chain& chain) {
+  std::vector<Remedy> list;
+  for (const LeanerOptimizer& leaner :
+       leaner_optimizers(settings.optimizer, shapes_of(chain.parameters())))
+    list.push_back({fmt::format("choose --optim {}", leaner.name), leaner.saved_bytes});
+  return list;
+}
+
+class RankPlanner {
+ public:
+  RankPlanner(const RunPlanRequest& request, const RunSettings& settings, const Chain& chain,
+              ProfileBook& book)
+      : request_(request),
+        settings_(settings),
+        chain_(chain),
+        book_(book),
+        num_samples_(divide_up(request.window_samples, settings.num_ranks)),
+        fixed_micro_batch_(chain.couples_samples() ? num_samples_ : request.fixed_micro_batch),
+        prefetches_(settings.arguments.dataloader_num_workers > 0),
+        gradient_bytes_(bytes_of(chain.parameters())),
+        optimizer_bytes_(settings.optimizer_bytes(chain)),
+        scratch_bytes_(update_scratch_bytes(chain, settings.num_ranks)),
+        resident_bytes_(request.resident_bytes.value_or(
+            MemoryMeter::instance().live_bytes() -
+            (request.optimizer_is_allocated ? optimizer_bytes_ : 0))),
+        remedies_(optimizer_remedies(settings, chain)) {}
+
+  RunPlan run() {
+    const bool is_optimal =
+        request_.budget_bytes > 0 && (request_.policy.empty() || request_.policy == "optimal");
+    if (request_.budget_bytes == 0 && request_.policy.empty()) return unmeasured();
+    check_static_floor();
+    return is_optimal ? optimal() : by_policy();
+  }
+
+  std::int64_t floor() {
+    const std::int64_t steps = divide_up(num_samples_, fixed_size());
+    const std::int64_t large = divide_up(num_samples_, steps);
+    require_measured(large);
+    if (num_samples_ % steps != 0) book_.measure(large - 1);
+    return find_floor(search_request(0)).bytes;
+  }
+
+ private:
+  // The plan of which nothing has to be known in advance.
+  RunPlan unmeasured() const {
+    RunPlan plan = describe_split({});
+    plan.batch.accumulation_steps = divide_up(num_samples_, fixed_size());
+    Schedule schedule;
+    schedule.operations = keep_everything(chain_.size());
+    plan.batch.micro_batches = {{fixed_size(), plan.batch.accumulation_steps, schedule}};
+    return plan;
+  }
+
+  // What no plan can avoid is known without measuring anything.
+  void check_static_floor() const {
+    const std::int64_t gradients = may_update_in_backward() ? 0 : gradient_bytes_;
+    const std::int64_t floor = resident_bytes_ + optimizer_bytes_ + gradients + scratch_bytes_;
+    if (request_.budget_bytes == 0 || floor <= request_.budget_bytes) return;
+    std::string remedies;
+    for (const Remedy& remedy : remedies_)
+      remedies += fmt::format(" or {} (saves {})", remedy.change, format_bytes(remedy.saved_bytes));
+    throw BudgetError(fmt::format(
+        "budget {} is below the {} floor of any plan (weights {}, gradients {}, optimizer {}); "
+        "raise --memory_budget{}",
+        format_bytes(request_.budget_bytes), format_bytes(floor), format_bytes(resident_bytes_),
+        format_bytes(gradients), format_bytes(optimizer_bytes_), remedies));
+  }
+
+  bool may_update_in_backward() const {
+    return request_.may_update_in_backward && settings_.may_update_in_backward;
+  }
+
+  std::int64_t fixed_size() const {
+    return fixed_micro_batch_ > 0 ? fixed_micro_batch_ : num_samples_;
+  }
+
+  void require_measured(std::int64_t size) {
+    if (book_.measure(size)) return;
+    throw BudgetError(
+        fmt::format("budget {} is below the floor: it does not hold the weights ({}) and one stage "
+                    "at a micro-batch of {}; raise --memory_budget{}",
+                    format_bytes(MemoryMeter::instance().cap()), format_bytes(resident_bytes_),
+                    size, size > 1 ? " or use a smaller micro-batch" : ""));
+  }
+
+  MicroBatchCosts costs_of(std::int64_t size, GradientMode gradients) const {
+    ChainProfile profile = book_.at(size);
+    ChainCosts& chain = gradients == GradientMode::kPreallocated ? profile.grads_preallocated
+                                                                 : profile.grads_unallocated;
+    if (gradients == GradientMode::kUpdatedInBackward)
+      chain = with_update_in_backward(std::move(chain));
+    return {std::move(chain), profile.input_bytes * (prefetches_ ? 2 : 1)};
+  }
+
+  StaticChoice choice_of(GradientMode gradients) const {
+    const auto guessed_ns = static_cast<std::int64_t>(
+        static_cast<double>(3 * gradient_bytes_ + 2 * optimizer_bytes_) / kUpdateBytesPerNs);
+    StaticChoice choice;
+    choice.gradients = gradients;
+    choice.bytes.weights = resident_bytes_;
+    choice.bytes.gradients = gradients == GradientMode::kPreallocated ? gradient_bytes_ : 0;
+    choice.bytes.optimizer = optimizer_bytes_;
+    choice.bytes.slack = request_.slack_bytes;
+    choice.optimizer_ns = request_.update_ns.value_or(guessed_ns);
+    choice.optimizer_transient_bytes = scratch_bytes_;
+    choice.max_accumulation_steps = gradients == GradientMode::kPreallocated ? 0 : 1;
+    return choice;
+  }
+
+  PlanRequest search_request(std::int64_t budget_bytes) const {
+    PlanRequest search;
+    search.budget_bytes = budget_bytes;
+    search.num_samples = num_samples_;
+    search.micro_batch_size = fixed_micro_batch_;
+    search.choices = {choice_of(GradientMode::kUnallocated),
+                      choice_of(GradientMode::kPreallocated)};
+    search.costs = [this](std::int64_t size,
+                          const StaticChoice& choice) -> std::optional<MicroBatchCosts> {
+      // A size that did not fit when it was measured must not be chosen, whatever the line says.
+      if (!book_.may_fit(size)) return std::nullopt;
+      return costs_of(size, choice.gradients);
+    };
+    search.before_each = throw_if_stopped;
+    search.remedies = remedies_;
+    return search;
+  }
+
+  // Plans from what is known, then measures the chosen sizes themselves and plans again, until the
+  // plan rests on measurements alone.
+  RunPlan optimal() {
+    const bool searches = fixed_micro_batch_ == 0;
+    if (searches) book_.explore(num_samples_);
+    require_measured(searches ? 1 : fixed_size());
+    while (true) {
+      BatchPlan found = search();
+      bool all_measured = true;
+      for (const PlannedMicroBatches& part : found.micro_batches) {
+        all_measured = all_measured && book_.is_measured(part.size);
+        book_.measure(part.size);
+      }
+      if (all_measured) return describe(std::move(found));
+    }
+  }
+
+  // Updating inside backward is the last resort: it cannot skip an update whose gradient is not
+  // finite, nor undo one.
+  BatchPlan search() const {
+    PlanRequest request = search_request(request_.budget_bytes);
+    try {
+      return make_plan(request);
+    } catch (const BudgetError&) {
+      const bool one_micro_batch = fixed_micro_batch_ == 0 || fixed_micro_batch_ >= num_samples_;
+      if (!may_update_in_backward() || !one_micro_batch) throw;
+      request.choices = {choice_of(GradientMode::kUpdatedInBackward)};
+      request.micro_batch_size = num_samples_;
+      try {
+        return make_plan(request);
+      } catch (const BudgetError&) {
+        // The error of the ordinary search says more.
+      }
+      throw;
+    }
+  }
+
+  // A fixed policy, or keeping everything, at a fixed size: as fast and as large as it is.
+  RunPlan by_policy() {
+    PlanRequest request = search_request(request_.budget_bytes);
+    request.micro_batch_size = fixed_size();
+    require_measured(fixed_size());
+    BatchPlan found =
+        make_policy_plan(request, parse_policy(request_.policy.empty() ? "none" : request_.policy));
+    if (request_.budget_bytes > 0 && found.peak_bytes > request_.budget_bytes) {
+      throw BudgetError(
+          fmt::format("--gradient_checkpointing {} at a micro-batch of {} needs {}, more than the "
+                      "budget of {}; use a smaller "
+                      "micro-batch, or --gradient_checkpointing optimal",
+                      request_.policy, fixed_size(), format_bytes(found.peak_bytes),
+                      format_bytes(request_.budget_bytes)));
+    }
+    return describe(std::move(found));
+  }
+
+  // The same for every split, more or less, so that it is no matter of choice. A loader with a
+  // thread of its own works meanwhile.
+  std::int64_t load_ns(const BatchPlan& found) const {
+    std::int64_t ns = 0;
+    for (const PlannedMicroBatches& part : found.micro_batches) {
+      if (!prefetches_ && book_.is_measured(part.size)) ns += part.count * book_.load_ns(part.size);
+    }
+    return ns;
+  }
+
+  double step_seconds(const BatchPlan& found, double time_ratio) const {
+    std::int64_t stages_ns = 0;
+    for (const PlannedMicroBatches& part : found.micro_batches)
+      stages_ns += part.count * part.schedule.time_ns;
+    return 1e-9 * (time_ratio * static_cast<double>(stages_ns) +
+                   static_cast<double>(found.time_ns - stages_ns + load_ns(found)));
+  }
+
+  // Runs the schedule of one micro-batch as a whole. Updating inside backward is left out: here,
+  // nothing would free the gradients.
+  double trial_ratio(const BatchPlan& found) const {
+    const PlannedMicroBatches& part = found.largest();
+    if (found.gradients == GradientMode::kUpdatedInBackward || part.schedule.time_ns == 0)
+      return 1.0;
+    ExecutorOptions options = settings_.executor_options();
+    options.check_recomputed_values = false;
+    options.on_operation = [](std::size_t) { throw_if_stopped(); };
+    std::optional<std::int64_t> ns;
+    try {
+      ns = time_operations(chain_, book_.load(part.size), part.schedule.operations, options,
+                           found.gradients == GradientMode::kUnallocated);
+    } catch (const c10::OutOfMemoryError&) {
+      // Then training has its own means to continue.
+    }
+    return ns ? static_cast<double>(*ns) / static_cast<double>(part.schedule.time_ns) : 1.0;
+  }
+
+  RunPlan describe_split(BatchPlan found) const {
+    RunPlan plan;
+    plan.global_batch = request_.window_samples;
+    plan.num_ranks = settings_.num_ranks;
+    plan.batch = std::move(found);
+    return plan;
+  }
+
+  RunPlan describe(BatchPlan found) {
+    book_.save();
+    RunPlan plan = describe_split(std::move(found));
+    plan.is_predicted = true;
+    plan.budget_bytes = request_.budget_bytes;
+    plan.time_ratio = request_.time_ratio ? *request_.time_ratio : trial_ratio(plan.batch);
+    plan.predicted_step_seconds = step_seconds(plan.batch, plan.time_ratio);
+    plan.policy = !request_.policy.empty()    ? request_.policy
+                  : request_.budget_bytes > 0 ? "optimal"
+                                              : "none";
+    plan.costs = costs_of(plan.micro_batch(), plan.batch.gradients).chain;
+    plan.option_names = option_names();
+    const std::int64_t weights = bytes_of(weights_of(chain_));
+    plan.bytes_by_owner = {{"weights", weights},
+                           {"gradients", gradient_bytes_},
+                           {"optimizer", optimizer_bytes_},
+                           {"inputs", plan.batch.input_bytes},
+                           {"activations", plan.batch.largest().schedule.peak_bytes},
+                           {"other", std::max<std::int64_t>(0, resident_bytes_ - weights)}};
+    plan.profile_seconds = book_.seconds();
+    if (request_.with_alternatives && request_.budget_bytes > 0) add_alternatives(plan);
+    return plan;
+  }
+
+  std::vector<std::vector<std::string>> option_names() const {
+    std::vector<std::vector<std::string>> all;
+    for (std::size_t i = 0; i < chain_.size(); ++i) {
+      const Stage& stage = chain_.stage(i);
+      std::vector<std::string> names = stage.options();
+      if (settings_.precision.keep_in_half) {
+        names.erase(names.begin(), names.begin() + stage.half_option());
+        names.resize(static_cast<std::size_t>(stage.num_half_options()));
+      }
+      all.push_back(std::move(names));
+    }
+    return all;
+  }
+
+  void add_alternatives(RunPlan& plan) const {
+    for (const std::int64_t budget : {request_.budget_bytes / 2, request_.budget_bytes * 2}) {
+      RunPlan::Alternative alternative;
+      alternative.budget_bytes = budget;
+      try {
+        const BatchPlan found = make_plan(search_request(budget));
+        alternative.fits = true;
+        alternative.micro_batch = found.largest().size;
+        alternative.num_micro_batches = found.accumulation_steps;
+        alternative.step_seconds = step_seconds(found, plan.time_ratio);
+        alternative.peak_bytes = found.peak_bytes;
+      } catch (const BudgetError&) {
+        alternative.fits = false;
+      }
+      plan.alternatives.push_back(alternative);
+    }
+  }
+
+  const RunPlanRequest& request_;
+  const RunSettings& settings_;
+  const Chain& chain_;
+  ProfileBook& book_;
+  const std::int64_t num_samples_;        // of the largest share of a rank
+  const std::int64_t fixed_micro_batch_;  // 0: free
+  const bool prefetches_;                 // one more micro-batch is in memory
+  const std::int64_t gradient_bytes_;
+  const std::int64_t optimizer_bytes_;
+  const std::int64_t scratch_bytes_;
+  const std::int64_t resident_bytes_;  // weights, buffers and whatever else stays
+  const std::vector<Remedy> remedies_;
+};
+
+}  // namespace
+
+void check_split(const Chain& chain, std::int64_t micro_batch, std::int64_t global_batch,
+                 std::int64_t num_ranks) {
+  if (!chain.couples_samples()) return;
+  if (num_ranks > 1) {
+    throw ConfigError(
+        fmt::format("{} ranks: the loss of this model compares the samples of a batch with each "
+                    "other, so that ranks with "
+                    "a share of the batch each would train another loss; train on one rank",
+                    num_ranks));
+  }
+  if (micro_batch == 0 || micro_batch >= global_batch) return;
+  throw ConfigError(
+      fmt::format("micro-batches of {} in a global batch of {}: the loss of this model compares "
+                  "the samples of a batch with each other, so that "
+                  "accumulation would train another loss; leave out --gradient_accumulation_steps "
+                  "and --per_device_train_batch_size (a "
+                  "--memory_budget is met by recomputing), or choose a smaller --global_batch_size",
+                  micro_batch, global_batch));
+}
+
+RunPlan plan_run(const RunPlanRequest& request, const RunSettings& settings, const Chain& chain,
+                 ProfileBook& book) {
+  return RankPlanner(request, settings, chain, book).run();
+}
+
+std::int64_t smallest_budget(const RunPlanRequest& request, const RunSettings& settings,
+                             const Chain& chain, ProfileBook& book) {
+  return RankPlanner(request, settings, chain, book).floor();
+}
+
+}  // namespace headroom

@@ -1,0 +1,54 @@
+#pragma once
+
+// One plan: measures the chain as far as needed, searches, and describes what was found.
+
+#include <headroom/model/chain.h>
+#include <headroom/train/run_plan.h>
+
+#include "train/profile_book.h"
+#include "train/run_settings.h"
+
+#include <cstdint>
+#include <optional>
+#include <string>
+
+namespace headroom {
+
+/// What a plan is asked for, besides what the settings of the run say.
+struct RunPlanRequest {
+  std::int64_t window_samples = 1;     ///< over all ranks
+  std::int64_t fixed_micro_batch = 0;  ///< 0: the planner chooses
+  std::int64_t budget_bytes = 0;       ///< 0: none
+  /// As --gradient_checkpointing; empty: keep everything, or optimal when there is a budget.
+  std::string policy;
+  std::int64_t slack_bytes = 0;        ///< of the budget, to be left free
+  bool may_update_in_backward = true;  ///< where nothing else fits, and the settings allow it
+  bool optimizer_is_allocated = false;
+  /// Weights and whatever else stays, without the optimizer's state; nothing: what is live now.
+  std::optional<std::int64_t> resident_bytes;
+  /// That clipping and an update take; nothing: guessed from their bytes.
+  std::optional<std::int64_t> update_ns;
+  /// Times in training over times of stages that are measured one by one; nothing: found out by
+  /// running the chosen schedule.
+  std::optional<double> time_ratio;
+  bool with_alternatives = false;  ///< also say what half and double the budget would give
+};
+
+/// Throws ConfigError when somebody asks for micro-batches below the global batch of a chain that
+/// couples samples, or for several ranks to share it: their losses would not add up to that of the
+/// batch. A micro-batch of 0 asks for nothing.
+void check_split(const Chain& chain, std::int64_t micro_batch, std::int64_t global_batch,
+                 std::int64_t num_ranks);
+
+/// Measures the chain as far as needed and plans for the largest share of a rank. A chain that
+/// couples samples is never split, whatever the request says. Throws BudgetError, with the floor's
+/// parts and the remedies, when nothing fits.
+RunPlan plan_run(const RunPlanRequest& request, const RunSettings& settings, const Chain& chain,
+                 ProfileBook& book);
+
+/// The smallest budget with which the request's fixed_micro_batch can be trained; its own budget is
+/// ignored. Throws BudgetError when that cannot even be measured.
+std::int64_t smallest_budget(const RunPlanRequest& request, const RunSettings& settings,
+                             const Chain& chain, ProfileBook& book);
+
+}  // namespace headroom

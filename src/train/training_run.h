@@ -1,0 +1,72 @@
+#pragma once
+
+// One run from its start, or from a snapshot, to its end: the loop over the parts.
+
+#include <headroom/report/results.h>
+
+#include "train/evaluator.h"
+#include "train/rank_group.h"
+#include "train/run_planner.h"
+#include "train/run_settings.h"
+#include "train/run_writer.h"
+#include "train/snapshots.h"
+#include "train/update_step.h"
+#include "train/windows.h"
+
+#include <cstdint>
+#include <string>
+
+namespace headroom {
+
+class TrainingRun {
+ public:
+  /// Checks what must hold before anything costly is done: the files can be written, the ranks were
+  /// started alike, the snapshot to resume from is whole. Sets the meter's cap. Everything given
+  /// must outlive the run. Collective, like train().
+  TrainingRun(const RunSettings& settings, const Chain& chain, const Dataset& data,
+              const RankGroup& ranks, RunPlanner& planner, Evaluator& evaluator);
+
+  ~TrainingRun();
+  TrainingRun(const TrainingRun&) = delete;
+  TrainingRun& operator=(const TrainingRun&) = delete;
+
+  /// As Trainer::train() promises.
+  TrainResults train();
+  bool was_interrupted() const { return was_interrupted_; }
+
+ private:
+  void start();
+  void make_update(const Window& window);
+  void evaluate();
+  TrainResults finish();
+  TrainResults interrupt();
+  // Called while an error is handled: saves the last good state, and throws the error with its
+  // place.
+  [[noreturn]] void rescue();
+  TrainingPosition position_to_save() const;
+  TrainResults write_results();
+
+  // For calls that fail on every rank when they fail on one.
+  template <typename Call>
+  decltype(auto) together(const Call& call);
+
+  const RunSettings& settings_;
+  const Chain& chain_;
+  const Dataset& data_;
+  const RankGroup& ranks_;
+  RunPlanner& planner_;
+  Evaluator& evaluator_;
+  RunWriter writer_;
+  Snapshots snapshots_;
+  TrainingPosition position_;
+  WindowWalk windows_;
+  UpdateStep step_;
+
+  const std::int64_t total_updates_;
+  double epochs_done_;
+  bool has_started_ = false;      // there is a plan, and the optimizer has its state
+  bool failed_together_ = false;  // every rank knows of the error
+  bool was_interrupted_ = false;
+};
+
+}  // namespace headroom
