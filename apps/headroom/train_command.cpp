@@ -8,7 +8,7 @@
 #include <headroom/core/error.h>
 #include <headroom/core/log.h>
 #include <headroom/core/runtime.h>
-#include <headroom/model/gpt.h>
+#include <headroom/model/generate.h>
 #include <headroom/train/trainer.h>
 
 #include <fmt/format.h>

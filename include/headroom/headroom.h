@@ -29,6 +29,7 @@
 #include <headroom/memory/meter.h>
 #include <headroom/model/chain.h>
 #include <headroom/model/gpt.h>
+#include <headroom/model/generate.h>
 #include <headroom/model/zoo.h>
 #include <headroom/ops/attention.h>
 #include <headroom/ops/cross_entropy.h>
