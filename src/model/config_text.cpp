@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <charconv>
+#include <cmath>
 #include <cstdlib>
 
 namespace headroom {
@@ -70,6 +71,22 @@ ConfigSetter set_probability(double& member) { return set_probabilities({&member
 ConfigSetter set_probabilities(std::vector<double*> members) {
   return [members = std::move(members)](const std::string& key, const std::string& value) {
     for (double* member : members) *member = parse_probability(key, value);
+  };
+}
+
+ConfigSetter set_positive(double& member) {
+  return [&member](const std::string& key, const std::string& value) {
+    char* end = nullptr;
+    const double number = std::strtod(value.c_str(), &end);
+    if (value.empty() || *end != '\0' || !(number > 0.0 && std::isfinite(number)))
+      throw ConfigError(fmt::format("{}={}: give a number above 0", key, value));
+    member = number;
+  };
+}
+
+ConfigSetter set_flag(bool& member) {
+  return [&member](const std::string& key, const std::string& value) {
+    member = parse_word(key, value, "true", "false");
   };
 }
 

@@ -33,6 +33,10 @@ ConfigSetter set_sides(std::vector<std::int64_t*> members);
 /// A number from 0 to below 1.
 ConfigSetter set_probability(double& member);
 ConfigSetter set_probabilities(std::vector<double*> members);
+/// A number above 0.
+ConfigSetter set_positive(double& member);
+/// true or false.
+ConfigSetter set_flag(bool& member);
 /// One of two words; the first means true.
 bool parse_word(const std::string& key, const std::string& value, const std::string& yes,
                 const std::string& no);

@@ -32,5 +32,6 @@ ModelFamily vit_family();
 ModelFamily bert_family();
 ModelFamily clip_family();
 ModelFamily gpt_family();
+ModelFamily llama_family();
 
 }  // namespace headroom

@@ -36,10 +36,7 @@ ConfigSetters setters_of(GptConfig& config) {
       {"block_size", set_size(config.block_size)},
       {"vocab_size", set_size(config.vocab_size)},
       {"dropout", set_probability(config.dropout)},
-      {"bias",
-       [&](const std::string& key, const std::string& value) {
-         config.bias = parse_word(key, value, "true", "false");
-       }},
+      {"bias", set_flag(config.bias)},
       {"gelu",
        [&](const std::string& key, const std::string& value) {
          config.gelu = parse_word(key, value, "tanh", "exact") ? GeluKind::kTanh : GeluKind::kExact;

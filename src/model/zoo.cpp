@@ -11,7 +11,7 @@ namespace headroom {
 const std::vector<ModelFamily>& model_families() {
   static const std::vector<ModelFamily> families = {mlp_family(), nin_family(),  resnet_family(),
                                                     vit_family(), bert_family(), clip_family(),
-                                                    gpt_family()};
+                                                    gpt_family(), llama_family()};
   return families;
 }
 
