@@ -2,13 +2,13 @@
 
 #include <headroom/core/error.h>
 #include "config/argument_fields.h"
+#include "core/input_file.h"
 #include "core/nearest_name.h"
 
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
 #include <algorithm>
-#include <fstream>
 
 namespace headroom {
 
@@ -28,18 +28,18 @@ void set_argument(TrainingArguments& arguments, const std::string& name, const s
 
 std::vector<std::string> apply_config_file(TrainingArguments& arguments, const std::string& path,
                                            const std::set<std::string>& given_on_command_line) {
-  std::ifstream file(path);
-  if (!file) throw ConfigError(fmt::format("configuration file '{}' cannot be read", path));
-  const nlohmann::json json = nlohmann::json::parse(file, nullptr, /*allow_exceptions=*/false);
+  const nlohmann::json json = nlohmann::json::parse(read_json_text(path, throw_as<ConfigError>),
+                                                    nullptr, /*allow_exceptions=*/false);
   if (json.is_discarded() || !json.is_object())
-    throw ConfigError(fmt::format("configuration file '{}' is not a JSON object", path));
+    throw ConfigError(
+        fmt::format("configuration file '{}' is not a JSON object", shown_path(path)));
   std::vector<std::string> keys;
   for (const auto& [key, value] : json.items()) {
     keys.push_back(key);
     if (value.is_object() || value.is_array() || value.is_null()) {
       throw ConfigError(fmt::format(
-          "configuration file '{}': the value of '{}' must be a text, a number or true/false", path,
-          key));
+          "configuration file '{}': the value of '{}' must be a text, a number or true/false",
+          shown_path(path), key));
     }
     TrainingArguments scratch = arguments;
     TrainingArguments& target = given_on_command_line.count(key) != 0 ? scratch : arguments;

@@ -2,6 +2,7 @@
 
 #include <headroom/core/bytes.h>
 #include <headroom/core/error.h>
+#include "core/input_file.h"
 
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
@@ -12,6 +13,7 @@
 #include <cerrno>
 #include <cstdio>
 #include <cstring>
+#include <sstream>
 
 namespace headroom {
 namespace {
@@ -33,9 +35,12 @@ std::string bar(double share) {
 
 // A line that was cut short by a crash is no JSON, and is left out.
 std::string lines_up_to(const std::string& path, std::int64_t last_step) {
+  constexpr std::int64_t kMostBytes = std::int64_t{1} << 30;
   std::string kept;
-  std::ifstream file(path);
-  for (std::string line; last_step > 0 && std::getline(file, line);) {
+  if (last_step <= 0 || !path_exists(path)) return kept;
+  std::istringstream lines(InputFile(path).read_all(kMostBytes));
+  for (std::string line; std::getline(lines, line);) {
+    if (!json_depth_is_allowed(line)) continue;
     const nlohmann::json json = nlohmann::json::parse(line, nullptr, /*allow_exceptions=*/false);
     if (json.is_object() && json.contains("step") && json["step"].is_number_integer() &&
         json["step"] <= last_step)
