@@ -50,12 +50,12 @@ bool is_folder(const std::string& path) noexcept { return has_kind(path, S_IFDIR
 
 bool is_regular_file(const std::string& path) noexcept { return has_kind(path, S_IFREG); }
 
-InputFile::InputFile(std::string path, ThrowAs fail) : path_(std::move(path)), fail_(fail) {
+InputFile::InputFile(std::string path, ThrowAs kind) : path_(std::move(path)), fail_(kind) {
   // A path with a zero byte would be cut there.
-  if (path_.find('\0') != std::string::npos) this->fail("no such file");
+  if (path_.find('\0') != std::string::npos) fail("no such file");
   // Without O_NONBLOCK, opening a pipe waits for a writer.
   descriptor_ = ::open(path_.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY);
-  if (descriptor_ < 0) this->fail(fmt::format("cannot be opened: {}", std::strerror(errno)));
+  if (descriptor_ < 0) fail(fmt::format("cannot be opened: {}", std::strerror(errno)));
   struct stat status {};
   std::string problem;
   if (::fstat(descriptor_, &status) != 0) {
@@ -65,7 +65,7 @@ InputFile::InputFile(std::string path, ThrowAs fail) : path_(std::move(path)), f
   }
   if (!problem.empty()) {
     ::close(descriptor_);
-    this->fail(problem);
+    fail(problem);
   }
   size_ = status.st_size;
 }

@@ -24,8 +24,8 @@ std::string resolved(const std::string& path) {
 
 }  // namespace
 
-OutputFile::OutputFile(std::string path, ThrowAs fail)
-    : path_(std::move(path)), target_(path_), fail_(fail) {
+OutputFile::OutputFile(std::string path, ThrowAs kind)
+    : path_(std::move(path)), target_(path_), fail_(kind) {
   struct stat status {};
   const bool exists = ::stat(path_.c_str(), &status) == 0;
   if (exists && (S_ISDIR(status.st_mode) || S_ISBLK(status.st_mode) || S_ISSOCK(status.st_mode)))
@@ -36,7 +36,7 @@ OutputFile::OutputFile(std::string path, ThrowAs fail)
   if (exists && !S_ISREG(status.st_mode)) {
     // Without O_NONBLOCK, opening a pipe waits for a reader.
     descriptor_ = ::open(path_.c_str(), O_WRONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY);
-    if (descriptor_ < 0) this->fail("write");
+    if (descriptor_ < 0) fail("write");
     ::fcntl(descriptor_, F_SETFL, ::fcntl(descriptor_, F_GETFL) & ~O_NONBLOCK);
     return;
   }
@@ -46,7 +46,7 @@ OutputFile::OutputFile(std::string path, ThrowAs fail)
                        exists ? status.st_mode & 0777 : 0666);
   if (descriptor_ < 0) {
     temporary_.clear();  // it is not ours
-    this->fail("write");
+    fail("write");
   }
 }
 
