@@ -2,6 +2,7 @@
 
 #include <headroom/core/bytes.h>
 #include <headroom/core/error.h>
+#include "core/figures.h"
 #include "core/input_file.h"
 
 #include <fmt/format.h>
@@ -66,9 +67,10 @@ std::string Progress::line(const ProgressState& state) const {
                                      static_cast<double>(state.total_steps - state.step)
                                : 0.0;
   return fmt::format(
-      "epoch {:.2f}  step {}/{}  loss {:.4f}  {:.0f} samples/s  memory {} (peak {})  left {}",
-      state.epoch, state.step, state.total_steps, state.loss, state.samples_per_second,
-      format_bytes(state.live_bytes), format_bytes(state.peak_bytes), clock_text(left));
+      "epoch {:.2f}  step {}/{}  loss {:.4f}  {} samples/s  memory {} (peak {})  left {}",
+      state.epoch, state.step, state.total_steps, state.loss,
+      format_figure(state.samples_per_second), format_bytes(state.live_bytes),
+      format_bytes(state.peak_bytes), clock_text(left));
 }
 
 void Progress::update(const ProgressState& state) {
