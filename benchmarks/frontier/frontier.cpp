@@ -12,6 +12,7 @@
 #include <headroom/model/gpt.h>
 #include <headroom/plan/chain_solver.h>
 #include <headroom/plan/policies.h>
+#include "core/output_file.h"
 #include "execute/profile.h"
 #include "optim/adam.h"
 #include "report/json.h"

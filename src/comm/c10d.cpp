@@ -188,11 +188,13 @@ StorePtr open_store(const std::string& host, std::int64_t port, bool is_server,
   return c10::make_intrusive<c10d::TCPStore>(host, options);
 }
 
-StorePtr open_store(const std::string& file, std::int64_t num_ranks, Milliseconds timeout) {
+StorePtr open_store(const std::string& file, Milliseconds timeout) {
   // Without its folder, c10d would wait for the file to appear until the time is over.
   if (!is_folder(std::filesystem::path(file).parent_path()))
     throw std::runtime_error("there is no such folder");
-  auto store = c10::make_intrusive<c10d::FileStore>(file, static_cast<int>(num_ranks));
+  // Ranks that meet again may do so while others still leave: the file is removed with its folder.
+  constexpr int kKeepsFile = -1;
+  auto store = c10::make_intrusive<c10d::FileStore>(file, kKeepsFile);
   store->setTimeout(timeout);
   return store;
 }
@@ -206,7 +208,7 @@ std::unique_ptr<Communicator> join_ranks(const RankEnvironment& environment, Mil
   std::string reason;
   try {
     StorePtr store = is_local
-                         ? open_store(environment.store_file, environment.size, timeout)
+                         ? open_store(environment.store_file, timeout)
                          : open_store(environment.address, environment.port, is_server, timeout);
     store = c10::make_intrusive<c10d::PrefixStore>(environment.store_prefix + "/headroom",
                                                    std::move(store));

@@ -1,6 +1,7 @@
 #include "data/data_format.h"
 
 #include <headroom/core/error.h>
+#include "core/input_file.h"
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
@@ -38,8 +39,9 @@ const DataFormat& format_of(const std::string& dataset) {
   for (const DataFormat& format : data_formats()) {
     if (format.recognises(dataset)) return format;
   }
-  throw DataError(fmt::format(
-      "dataset '{}': no such file or folder (known names: fashion-mnist, synthetic)", dataset));
+  throw DataError(
+      fmt::format("dataset '{}': no such file or folder (known names: fashion-mnist, synthetic)",
+                  shown_path(dataset)));
 }
 
 OpenedData open_data(const DataRequest& request) {
@@ -50,8 +52,8 @@ OpenedData open_data(const DataRequest& request) {
     if (serves(other, request.input.kind)) others.emplace_back(other.help);
   }
   throw DataError(fmt::format("model {} reads {}, but dataset '{}' {}; give {}", request.model,
-                              samples_of(request.input.kind), request.dataset, format.what,
-                              fmt::join(others, ", or ")));
+                              samples_of(request.input.kind), shown_path(request.dataset),
+                              format.what, fmt::join(others, ", or ")));
 }
 
 std::optional<Masking> masking_of(const ModelInput& input, std::int64_t mask_token,

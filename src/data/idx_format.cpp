@@ -1,10 +1,9 @@
 #include "data/data_format.h"
 
 #include <headroom/core/error.h>
+#include "core/input_file.h"
 
 #include <fmt/format.h>
-
-#include <filesystem>
 
 namespace headroom {
 namespace {
@@ -13,8 +12,7 @@ constexpr const char* kFashionMnist = "fashion-mnist";
 constexpr const char* kFashionMnistFolder = "/usr/share/datasets/fashion-mnist";
 
 bool recognises(const std::string& dataset) {
-  std::error_code ignored;
-  return dataset == kFashionMnist || std::filesystem::is_directory(dataset, ignored);
+  return dataset == kFashionMnist || is_folder(dataset);
 }
 
 OpenedData open(const DataRequest& request) {

@@ -1,23 +1,18 @@
 #include "data/data_format.h"
 
 #include <headroom/core/error.h>
+#include "core/input_file.h"
 #include "core/text.h"
 
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <filesystem>
 
 namespace headroom {
 namespace {
 
-bool is_file(const std::string& dataset) {
-  std::error_code ignored;
-  return std::filesystem::is_regular_file(dataset, ignored);
-}
-
 bool is_token_file(const std::string& dataset) {
-  return is_file(dataset) && ends_with(dataset, ".bin");
+  return is_regular_file(dataset) && ends_with(dataset, ".bin");
 }
 
 // The last tenth of the tokens is for evaluation. An epoch is as many random crops as it takes to
@@ -55,7 +50,7 @@ std::int64_t mask_token_beside(const Tokenizer& tokenizer, const DataRequest& re
 OpenedData open_text(const DataRequest& request) {
   const bool by_bytes = request.tokenizer.empty();
   std::shared_ptr<const Tokenizer> tokenizer =
-      by_bytes ? make_byte_tokenizer() : open_sentencepiece(request.tokenizer);
+      by_bytes ? make_byte_tokenizer() : open_tokenizer(request.tokenizer);
   const std::int64_t mask_token = mask_token_beside(*tokenizer, request);
   OpenedData data = crops_of(
       by_bytes ? open_text_file(request.dataset) : open_text_file(request.dataset, *tokenizer),
@@ -78,7 +73,8 @@ DataFormat token_format() {
 }
 
 DataFormat text_format() {
-  return {"a text file", "is a text file", {ModelInput::Kind::kTokens}, true, is_file, open_text};
+  return {"a text file", "is a text file", {ModelInput::Kind::kTokens},
+          true,          is_regular_file,  open_text};
 }
 
 }  // namespace headroom

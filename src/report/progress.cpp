@@ -1,4 +1,5 @@
 #include "report/progress.h"
+#include "core/output_file.h"
 
 #include <headroom/core/bytes.h>
 #include <headroom/core/error.h>

@@ -1,4 +1,5 @@
 #include "train/profile_book.h"
+#include "core/output_file.h"
 
 #include <headroom/core/error.h>
 #include <headroom/core/log.h>

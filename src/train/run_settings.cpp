@@ -6,6 +6,7 @@
 #include <headroom/optim/schedule.h>
 
 #include "config/argument_fields.h"
+#include "core/data_fingerprint.h"
 #include "optim/optimizer_table.h"
 
 #include <ATen/Parallel.h>
@@ -67,6 +68,7 @@ RunSettings::RunSettings(TrainingArguments given, std::int64_t ranks)
       schedule(AccumulationSchedule::parse(arguments.gradient_accumulation_steps)),
       precision(choose_precision(arguments)),
       optimizer(optimizer_of(arguments, samples_of_window(arguments, schedule, ranks, 0))),
+      data_fingerprint(headroom::data_fingerprint(arguments.dataset)),
       may_update_in_backward(
           why_not_in_backward({arguments.max_grad_norm, precision.scales_loss, ranks}).empty()) {}
 
@@ -117,6 +119,7 @@ std::map<std::string, std::string> RunSettings::resume_settings() const {
   std::map<std::string, std::string> settings;
   for (const auto& [name, value] : settings_with(FieldTrait::kInSnapshot, arguments))
     settings[name] = value;
+  settings["contents of the dataset"] = data_fingerprint;
   settings["samples_per_update"] = std::to_string(window_samples());
   // As it was settled: "auto" may mean something else on another machine.
   settings["half_precision_backend"] = precision.compute_in_half ? "autocast"

@@ -35,7 +35,8 @@ struct RunSettings {
   const std::int64_t num_ranks;
   const AccumulationSchedule schedule;
   const Precision precision;
-  const OptimizerConfig optimizer;  ///< its learning rate is scaled by the batch where asked
+  const OptimizerConfig optimizer;     ///< its learning rate is scaled by the batch where asked
+  const std::string data_fingerprint;  ///< of the file or folder that is trained on
   /// Parameters may be updated inside backward: nothing needs all gradients at once.
   const bool may_update_in_backward;
 

@@ -5,6 +5,7 @@
 #include "core/hash.h"
 #include "core/input_file.h"
 #include "core/output_file.h"
+#include "core/text.h"
 
 #include <fmt/format.h>
 
@@ -85,11 +86,6 @@ std::string list_body(const SnapshotList& list) {
   std::string text = fmt::format("{}\nsequence {}\n", kFirstLine, list.sequence);
   for (const auto& [name, digest] : list.digests) text += fmt::format("{}  {}\n", digest, name);
   return text;
-}
-
-bool ends_with(const std::string& text, std::string_view end) {
-  return text.size() >= end.size() &&
-         std::string_view(text).substr(text.size() - end.size()) == end;
 }
 
 }  // namespace

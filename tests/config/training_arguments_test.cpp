@@ -252,7 +252,7 @@ TEST(Validate, RefusesValuesOutOfRangeAndContradictions) {
       {[](A& a) { a.num_threads = 1'000'000; }, {}, "'1000000': must be from 0 to 1024"},
       {[](A& a) { a.nproc_per_node = 100'000; }, {}, "'100000': must be from 1 to 256"},
       {[](A& a) { a.ddp_timeout = std::int64_t{1} << 62; }, {}, "4611686018427387904"},
-      {[](A& a) { a.num_train_epochs = 1e15; }, {}, "num_train_epochs '1e+15'"},
+      {[](A& a) { a.num_train_epochs = 1e15; }, {}, "must be from 0 to 1000000"},
       {[](A& a) { a.num_train_epochs = std::nan(""); }, {}, "num_train_epochs"},
       {[](A& a) { a.max_steps = std::int64_t{1} << 40; }, {}, "max_steps '1099511627776'"},
       {[](A& a) { a.data_seed = -2; }, {}, "data_seed '-2'"},
