@@ -1,10 +1,17 @@
 #include "commands.h"
 
 #include <headroom/core/error.h>
+#include "config/argument_fields.h"
+#include "data/data_format.h"
+#include "model/family.h"
+#include "optim/optimizer_table.h"
 
+#include <fmt/format.h>
+#include <fmt/ranges.h>
 #include <CLI/CLI.hpp>
 
 #include <map>
+#include <vector>
 
 namespace headroom {
 
@@ -15,13 +22,53 @@ struct ArgumentFlags::Values {
   std::set<std::string> given;
 };
 
+namespace {
+
+// What a flag takes, from the tables of the layers above config; empty for other flags.
+std::vector<std::string> rows_of(const std::string& flag) {
+  std::vector<std::string> rows;
+  if (flag == "optim") {
+    for (const OptimizerRow& row : optimizer_table())
+      rows.push_back(fmt::format("{} ({})", row.name, row.help));
+  } else if (flag == "model") {
+    for (const ModelFamily& family : model_families())
+      rows.push_back(fmt::format("{} ({})", fmt::join(family.names, ", "), family.help));
+  } else if (flag == "model_config") {
+    for (const ModelFamily& family : model_families())
+      rows.push_back(fmt::format("{}: {}", family.names.front(), fmt::join(family.keys, ", ")));
+  } else if (flag == "dataset") {
+    for (const DataFormat& format : data_formats()) rows.emplace_back(format.help);
+  }
+  return rows;
+}
+
+std::string help_of(const ArgumentField& field) {
+  const std::vector<std::string> rows = rows_of(field.name);
+  return rows.empty() ? field.help : fmt::format("{}: {}", field.help, fmt::join(rows, "; "));
+}
+
+// Refuses names that are in no table before anything is made.
+void check_names(const TrainingArguments& arguments) {
+  const auto check = [](const char* flag, const std::string& name, const auto& find) {
+    try {
+      find(name);
+    } catch (const ConfigError& error) {
+      throw ConfigError(fmt::format("--{}: {}", flag, error.what()));
+    }
+  };
+  check("optim", arguments.optim, optimizer_row);
+  check("model", arguments.model, family_of);
+}
+
+}  // namespace
+
 ArgumentFlags::ArgumentFlags(CLI::App& command) : values_(std::make_unique<Values>()) {
   const TrainingArguments defaults;
   command.add_option("--config", values_->config_file,
                      "a JSON file whose keys are these flags; a flag on the command line wins");
   for (const ArgumentField& field : argument_fields()) {
     CLI::Option* option =
-        command.add_option("--" + field.name, values_->text[field.name], field.help);
+        command.add_option("--" + field.name, values_->text[field.name], help_of(field));
     if (field.value_is_optional) {
       // CLI11 would take a default text for the value of a flag that stands alone, so that --json
       // meant false: it is only shown.
@@ -57,6 +104,7 @@ TrainingArguments ArgumentFlags::arguments(TrainingArguments defaults) const {
     field.set(arguments, alone ? field.value_when_alone : values_->text.at(field.name));
   }
   validate(arguments, values_->given);
+  check_names(arguments);
   return arguments;
 }
 

@@ -7,9 +7,9 @@
 
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <set>
 #include <string>
-#include "memory"
 
 namespace CLI {
 class App;

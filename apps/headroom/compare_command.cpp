@@ -6,6 +6,7 @@
 #include <headroom/core/log.h>
 #include <headroom/memory/meter.h>
 #include <headroom/train/trainer.h>
+#include "core/figures.h"
 #include "report/json.h"
 #include "report/table.h"
 
@@ -13,6 +14,7 @@
 #include <CLI/CLI.hpp>
 
 #include <algorithm>
+#include <cmath>
 #include <optional>
 #include <vector>
 
@@ -93,34 +95,47 @@ Outcome run(const Variant& variant) {
 }
 
 std::string ratio(double value, double base) {
-  return base > 0 ? fmt::format("{:.2f}x", value / base) : "-";
+  return base > 0 ? format_figure(value / base) + "x" : "-";
+}
+
+// Of the evaluation; a loss that counts no answers is one of tokens.
+std::string quality(const std::optional<EvalResults>& eval) {
+  if (!eval) return "-";
+  return eval->accuracy ? fmt::format("{:.2f}%", 100 * *eval->accuracy)
+                        : format_figure(std::exp(eval->loss));
 }
 
 Table make_table(const std::vector<Outcome>& outcomes) {
+  const bool has_perplexity =
+      std::any_of(outcomes.begin(), outcomes.end(), [](const Outcome& outcome) {
+        return outcome.results && outcome.results->eval && !outcome.results->eval->accuracy;
+      });
   Table table({"", "micro x steps", "time", "samples/s", "peak memory", "activations", "final loss",
-               "accuracy"});
-  const TrainResults& base = *outcomes.front().results;
+               has_perplexity ? "perplexity" : "accuracy"});
+  const auto base_outcome =
+      std::find_if(outcomes.begin(), outcomes.end(),
+                   [](const Outcome& outcome) { return outcome.results.has_value(); });
   for (const Outcome& outcome : outcomes) {
     if (!outcome.results) {
       table.add_row({outcome.name, "does not fit"});
       continue;
     }
     const TrainResults& r = *outcome.results;
-    const bool first = &outcome == &outcomes.front();
+    const TrainResults& base = *base_outcome->results;  // the first that fits
+    const bool first = &outcome == &*base_outcome;
     const auto with_ratio = [&](const std::string& text, double value, double of) {
       return first ? text : text + " (" + ratio(value, of) + ")";
     };
     table.add_row(
         {outcome.name, fmt::format("{} x {}", r.micro_batch_size, r.gradient_accumulation_steps),
-         with_ratio(fmt::format("{:.1f} s", r.train_runtime), r.train_runtime, base.train_runtime),
-         fmt::format("{:.0f}", r.train_samples_per_second),
+         with_ratio(format_figure(r.train_runtime) + " s", r.train_runtime, base.train_runtime),
+         format_figure(r.train_samples_per_second),
          with_ratio(format_bytes(r.peak_memory_bytes), static_cast<double>(r.peak_memory_bytes),
                     static_cast<double>(base.peak_memory_bytes)),
          with_ratio(format_bytes(r.peak_activation_bytes),
                     static_cast<double>(r.peak_activation_bytes),
                     static_cast<double>(base.peak_activation_bytes)),
-         fmt::format("{:.4f}", r.final_loss),
-         r.eval && r.eval->accuracy ? fmt::format("{:.2f}%", 100 * *r.eval->accuracy) : "-"});
+         fmt::format("{:.4f}", r.final_loss), quality(r.eval)});
   }
   return table;
 }

@@ -1,8 +1,10 @@
 #include "commands.h"
+#include "core/input_file.h"
+#include "standard_streams.h"
 
-#include <headroom/config/training_arguments.h>
 #include <headroom/core/error.h>
 #include <headroom/core/version.h>
+#include "core/nearest_name.h"
 
 #include <c10/util/Exception.h>
 #include <CLI/CLI.hpp>
@@ -10,15 +12,20 @@
 #include <algorithm>
 #include <cstdio>
 #include <exception>
+#include <filesystem>
 #include <map>
+#include <new>
 #include <string>
 #include <vector>
 
 namespace {
 
-// One line, whatever the error says.
+// One line of readable length, whatever the error says.
 int fail(const std::string& message, headroom::ExitCode code) {
-  const std::string line = message.substr(0, message.find('\n'));
+  constexpr std::size_t kMost = 1200, kHead = 800, kTail = 300;
+  std::string line = message.substr(0, message.find('\n'));
+  if (line.size() > kMost)
+    line = line.substr(0, kHead) + " ... " + line.substr(line.size() - kTail);
   std::fprintf(stderr, "headroom: %s\n", line.c_str());
   return static_cast<int>(code);
 }
@@ -58,10 +65,39 @@ std::string describe(const CLI::ParseError& error, const CLI::App& app,
              : unknown_word(*commands.front(), flag != extras.end() ? *flag : extras.front());
 }
 
+// Runs a command and turns whatever it throws into one line and an exit code. Those that are no
+// Error of ours are a defect (1), but for what only a user's machine can cause.
+int finish(const headroom::Command& command) {
+  using headroom::ExitCode;
+  try {
+    const int exit_code = command();
+    headroom::check_standard_output();
+    return exit_code;
+  } catch (const headroom::Error& error) {
+    return fail(error.what(), error.exit_code());
+  } catch (const c10::OutOfMemoryError& error) {
+    return fail(error.what_without_backtrace(), ExitCode::kBudget);
+  } catch (const std::bad_alloc&) {
+    return fail("this machine is out of memory, beside the tensors that --memory_budget counts",
+                ExitCode::kBudget);
+  } catch (const std::filesystem::filesystem_error& error) {
+    return fail(error.code().message() + ": " + headroom::shown_path(error.path1().string()),
+                ExitCode::kData);
+  } catch (const c10::Error& error) {
+    return fail(error.what_without_backtrace(), ExitCode::kInternal);
+  } catch (const std::exception& error) {
+    if (headroom::standard_output_failed())
+      return fail(std::string("standard output cannot be written: ") + error.what(),
+                  ExitCode::kConfig);
+    return fail(error.what(), ExitCode::kInternal);
+  }
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
   using namespace headroom;
+  open_standard_streams();
   CLI::App app("Trains a model in the memory that you have", "headroom");
   app.set_version_flag("--version", std::string("headroom ") + kVersion);
   app.require_subcommand(1);
@@ -75,19 +111,9 @@ int main(int argc, char** argv) {
   try {
     app.parse(argc, argv);
   } catch (const CLI::Success& success) {
-    return app.exit(success);
+    return finish([&] { return app.exit(success); });
   } catch (const CLI::ParseError& error) {
     return fail(describe(error, app, {argv + 1, argv + argc}), ExitCode::kConfig);
   }
-  try {
-    return commands.at(app.get_subcommands().front())();
-  } catch (const Error& error) {
-    return fail(error.what(), error.exit_code());
-  } catch (const c10::OutOfMemoryError& error) {
-    return fail(error.what_without_backtrace(), ExitCode::kBudget);
-  } catch (const c10::Error& error) {
-    return fail(error.what_without_backtrace(), ExitCode::kInternal);
-  } catch (const std::exception& error) {
-    return fail(error.what(), ExitCode::kInternal);
-  }
+  return finish(commands.at(app.get_subcommands().front()));
 }

@@ -39,7 +39,7 @@ bool is_forward(OperationKind kind) {
          kind == OperationKind::kForwardKeep;
 }
 
-Json plan_as_json(const ChainCosts& chain, const Plan& plan) {
+Json plan_as_json(const ChainCosts& chain, const Schedule& plan) {
   Json operations = Json::array();
   for (const Operation& operation : plan.operations) {
     Json entry = Json::object();
@@ -60,7 +60,7 @@ Json plan_as_json(const ChainCosts& chain, const Plan& plan) {
   return json;
 }
 
-void print_table(const ChainCosts& chain, const Plan& plan) {
+void print_table(const ChainCosts& chain, const Schedule& plan) {
   fmt::print("{:>5}  {:<13}  {:<20}  {:>6}  {:<8}  {:>12}  {:>12}\n", "", "operation", "stage",
              "option", "input", "peak", "live after");
   const std::size_t num_rows = std::min(plan.operations.size(), kMaxTableRows);
@@ -82,7 +82,7 @@ void print_table(const ChainCosts& chain, const Plan& plan) {
 }
 
 /// One row per stage, one column per operation.
-void print_picture(const ChainCosts& chain, const Plan& plan) {
+void print_picture(const ChainCosts& chain, const Schedule& plan) {
   const std::size_t num_stages = chain.stages.size(), num_operations = plan.operations.size();
   if (num_operations > kMaxPictureColumns || num_stages > kMaxPictureRows) {
     fmt::print("\n({} stages by {} operations are too many to draw)\n", num_stages, num_operations);
@@ -117,7 +117,7 @@ void print_picture(const ChainCosts& chain, const Plan& plan) {
       "meanwhile   B backward   x input freed\n");
 }
 
-void print_plan(const ChainCosts& chain, const Plan& plan, const std::string& policy) {
+void print_plan(const ChainCosts& chain, const Schedule& plan, const std::string& policy) {
   print_table(chain, plan);
   print_picture(chain, plan);
   const Operation& peak = plan.operations[plan.peak_operation];
@@ -193,7 +193,7 @@ int run_plan_chain(const PlanChainOptions& options) {
   ChainCosts chain = read_chain_file(options.chain_path);
 
   if (policy.kind != PolicyKind::kOptimal) {
-    const Plan plan = plan_of_policy(chain, policy);
+    const Schedule plan = schedule_of_policy(chain, policy);
     if (options.frontier) {
       print_frontier({{plan.peak_bytes, plan.time_ns, plan.peak_bytes}}, options);
       return static_cast<int>(ExitCode::kDone);
@@ -216,7 +216,7 @@ int run_plan_chain(const PlanChainOptions& options) {
   }
   if (budget_bytes < solver.smallest_budget_bytes())
     return report_infeasible(options, budget_bytes, solver.smallest_budget_bytes());
-  const Plan plan = solver.plan(budget_bytes);
+  const Schedule plan = solver.schedule(budget_bytes);
   options.json ? fmt::print("{}\n", plan_as_json(solver.chain(), plan).dump(-1))
                : print_plan(solver.chain(), plan, options.policy);
   return static_cast<int>(ExitCode::kDone);

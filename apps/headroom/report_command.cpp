@@ -1,4 +1,5 @@
 #include "commands.h"
+#include "core/output_file.h"
 
 #include "report/html_page.h"
 #include "report/json.h"

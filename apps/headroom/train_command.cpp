@@ -1,14 +1,15 @@
 #include "commands.h"
+#include "core/figures.h"
 #include "launch.h"
-#include "stop_signals.h"
 #include "report/json.h"
+#include "stop_signals.h"
 
 #include <headroom/comm/rank_environment.h>
 #include <headroom/core/bytes.h>
 #include <headroom/core/error.h>
 #include <headroom/core/log.h>
 #include <headroom/core/runtime.h>
-#include <headroom/model/gpt.h>
+#include <headroom/model/generate.h>
 #include <headroom/train/trainer.h>
 
 #include <fmt/format.h>
@@ -24,14 +25,14 @@ namespace {
 std::string evaluation_text(const EvalResults& eval, bool is_language_model) {
   std::string text = fmt::format("loss {:.4f}", eval.loss);
   if (eval.accuracy) text += fmt::format(", accuracy {:.2f}%", 100 * *eval.accuracy);
-  if (is_language_model) text += fmt::format(", perplexity {:.2f}", std::exp(eval.loss));
+  if (is_language_model) text += fmt::format(", perplexity {}", format_figure(std::exp(eval.loss)));
   return text;
 }
 
 void print_results(const TrainResults& results, bool is_language_model) {
-  fmt::print("updates           {} ({:.2f} epochs) in {:.1f} s: {:.0f} samples/s\n",
-             results.global_step, results.epoch, results.train_runtime,
-             results.train_samples_per_second);
+  fmt::print("updates           {} ({:.2f} epochs) in {} s: {} samples/s\n", results.global_step,
+             results.epoch, format_figure(results.train_runtime),
+             format_figure(results.train_samples_per_second));
   fmt::print("micro-batches     {}{} x {} samples\n",
              results.world_size == 1 ? "" : fmt::format("{} ranks x ", results.world_size),
              results.gradient_accumulation_steps, results.micro_batch_size);
@@ -43,9 +44,10 @@ void print_results(const TrainResults& results, bool is_language_model) {
              format_bytes(results.peak_memory_bytes), format_bytes(results.peak_activation_bytes),
              format_bytes(results.peak_rss_bytes));
   if (results.predicted_peak_bytes > 0) {
-    fmt::print("predicted         {} peak, {:.3f} s per update; measured {:.3f} s\n",
-               format_bytes(results.predicted_peak_bytes), results.predicted_step_seconds,
-               results.measured_step_seconds);
+    fmt::print("predicted         {} peak, {} s per update; measured {} s\n",
+               format_bytes(results.predicted_peak_bytes),
+               format_figure(results.predicted_step_seconds),
+               format_figure(results.measured_step_seconds));
   }
   if (results.num_skipped_updates > 0)
     fmt::print("skipped updates   {}\n", results.num_skipped_updates);

@@ -55,22 +55,22 @@ int main(int argc, char** argv) {
   SGD optimizer(model.chain.parameters(), SGDOptions(1e-3));
   // Gradients are there in any plan and are not what is saved: they stay allocated, and costs are
   // those of activations alone.
-  const ChainCosts costs = profile_chain(model.chain, micro)->allocated;
+  const ChainCosts costs = profile_chain(model.chain, micro)->grads_preallocated;
   for (at::Tensor& parameter : model.chain.parameters())
     parameter.mutable_grad() = at::zeros_like(parameter);
   ChainSolver solver(costs);
 
   std::vector<Entry> entries;
-  const Plan everything = plan_of_policy(costs, parse_policy("none"));
+  const Schedule everything = schedule_of_policy(costs, parse_policy("none"));
   entries.push_back({"keep everything", everything.operations, {}, 0});
   for (const double factor : {2.0, 4.0, 6.8, 10.0}) {
     const auto budget =
         static_cast<std::int64_t>(static_cast<double>(everything.peak_bytes) / factor);
     if (budget < solver.smallest_budget_bytes()) continue;
     entries.push_back(
-        {fmt::format("planned for 1/{:g}", factor), solver.plan(budget).operations, {}, 0});
+        {fmt::format("planned for 1/{:g}", factor), solver.schedule(budget).operations, {}, 0});
   }
-  entries.push_back({"sqrt", plan_of_policy(costs, parse_policy("sqrt")).operations, {}, 0});
+  entries.push_back({"sqrt", schedule_of_policy(costs, parse_policy("sqrt")).operations, {}, 0});
 
   for (int round = 0; round <= rounds; ++round) {
     for (Entry& entry : entries) {

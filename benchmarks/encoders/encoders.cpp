@@ -19,10 +19,10 @@
 
 #include <cstdio>
 #include <cstdlib>
+#include <memory>
 #include <numeric>
 #include <string>
 #include <vector>
-#include "memory"
 
 #include "chain_updates.h"
 #include "gpt/pytorch_process.h"

@@ -12,6 +12,7 @@
 #include <headroom/model/gpt.h>
 #include <headroom/plan/chain_solver.h>
 #include <headroom/plan/policies.h>
+#include "core/output_file.h"
 #include "execute/profile.h"
 #include "optim/adam.h"
 #include "report/json.h"
@@ -22,9 +23,9 @@
 #include <algorithm>
 #include <chrono>
 #include <cstdlib>
+#include <memory>
 #include <string>
 #include <vector>
-#include "memory"
 
 #include "gpt/pytorch_process.h"
 
@@ -99,7 +100,7 @@ void measure(Ours& ours, std::vector<Entry>& entries, int rounds) {
   }
 }
 
-Entry planned(const std::string& name, const std::string& group, const Plan& plan,
+Entry planned(const std::string& name, const std::string& group, const Schedule& plan,
               std::int64_t static_bytes) {
   Entry entry;
   entry.name = name;
@@ -170,18 +171,19 @@ int main(int argc, char** argv) {
   Ours ours(config);
   const std::int64_t static_bytes = MemoryMeter::instance().live_bytes();
   const std::optional<ChainProfile> profile = profile_chain(ours.chain, ours.micro);
-  ChainSolver solver(profile->appearing);
+  ChainSolver solver(profile->grads_unallocated);
 
   std::vector<Entry> entries;
   const std::int64_t floor = solver.smallest_budget_bytes(), ample = solver.ample_budget_bytes();
   for (int i = 0; i < kNumBudgets; ++i) {
     const std::int64_t budget = floor + (ample - floor) * i / (kNumBudgets - 1);
     entries.push_back(planned(fmt::format("planned {}", format_bytes(static_bytes + budget)),
-                              "planned", solver.plan(budget), static_bytes));
+                              "planned", solver.schedule(budget), static_bytes));
   }
   for (const char* policy : {"none", "every", "segments=2", "sqrt", "log"}) {
-    entries.push_back(planned(
-        policy, "policy", plan_of_policy(profile->appearing, parse_policy(policy)), static_bytes));
+    entries.push_back(planned(policy, "policy",
+                              schedule_of_policy(profile->grads_unallocated, parse_policy(policy)),
+                              static_bytes));
   }
   const auto pytorch = [&](const char* name, int checkpoint) {
     Entry entry;
@@ -207,7 +209,7 @@ int main(int argc, char** argv) {
     const double total = their_static + share * (checkpointed.peak_bytes - their_static);
     const auto budget = static_cast<std::int64_t>(total) - static_bytes;
     same.push_back(planned(fmt::format("planned in {:.0f}% of its activations", 100 * share),
-                           "same", solver.plan(std::max(budget, floor)), static_bytes));
+                           "same", solver.schedule(std::max(budget, floor)), static_bytes));
   }
   same.push_back(pytorch("PyTorch, every block checkpointed", 1));
   measure(ours, same, rounds);

@@ -1,19 +1,20 @@
-// Trains GPTs here and in PyTorch interleaved, update by update, and prints how they compare:
-// tokens per second, peak memory, and the share of the matrix product's speed that reaches the
-// model. Machines drift by tens of percent within a minute, so only ratios of neighbours count.
+// Trains GPTs and Llamas here and in PyTorch interleaved, update by update, and prints how they
+// compare: tokens per second, peak memory, and the share of the matrix product's speed that reaches
+// the model. Machines drift by tens of percent within a minute, so only ratios of neighbours count.
 //
-//   gpt_benchmark [small|gpt2|long|options|all] [updates] [as_installed|alone]
+//   gpt_benchmark [small|gpt2|long|llama|llama-long|options|all] [updates] [as_installed|alone]
 //
 // PyTorch is given the matrix kernels that this program uses (an OpenBLAS that does not know the
 // CPU falls back to slow ones); with as_installed it runs as it comes, with alone not at all.
-// `options` measures one block for each way of keeping: bytes per token, and time against keeping
-// all.
+// `options` measures one block of each kind for each way of keeping: bytes per token, and time
+// against keeping all.
 
 #include <headroom/core/runtime.h>
 #include <headroom/memory/meter.h>
 #include <headroom/model/gpt.h>
 #include <headroom/ops/transformer.h>
 #include "core/blas_kernels.h"
+#include "model/llama.h"
 
 #include <fmt/format.h>
 #include <torch/torch.h>
@@ -23,6 +24,7 @@
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -38,20 +40,68 @@ using headroom::benchmark::ChainUpdates;
 using headroom::benchmark::median;
 using headroom::benchmark::now;
 
+// A language model of the zoo, its batch, and how PyTorch is told the same.
 struct Case {
-  std::string name;
-  GptConfig config;
-  std::int64_t batch;
+  std::string name, script, arguments;
+  std::function<Chain()> make;
+  std::int64_t batch, length, vocabulary, num_layers, width, attention_width, num_parameters;
+  double weights_in_products;  // all but tables that are only looked up
 };
 
+Case gpt_case(const std::string& name, const std::string& text, std::int64_t batch) {
+  const GptConfig g = gpt_config("gpt", text);
+  const std::int64_t all = num_parameters(g);
+  return {name,
+          "pytorch_gpt.py",
+          fmt::format("{} {} {} {} {} {} {} 0", g.n_layer, g.n_head, g.n_embd, g.block_size,
+                      g.vocab_size, batch, at::get_num_threads()),
+          [g] { return make_gpt(g); },
+          batch,
+          g.block_size,
+          g.vocab_size,
+          g.n_layer,
+          g.n_embd,
+          g.n_embd,
+          all,
+          static_cast<double>(all - g.block_size * g.n_embd)};
+}
+
+Case llama_case(const std::string& name, const std::string& text, std::int64_t batch) {
+  const LlamaConfig c = llama_config("llama", text);
+  const std::string json = fmt::format(
+      R"({{"hidden_size": {}, "num_hidden_layers": {}, "num_attention_heads": {}, "num_key_value_heads": {}, "intermediate_size": {}, "vocab_size": {}, "rms_norm_eps": {}, "rope_theta": {}, "tie_word_embeddings": true, "length": {}, "batch": {}, "threads": {}}})",
+      c.hidden_size, c.num_hidden_layers, c.num_attention_heads, c.num_key_value_heads,
+      c.intermediate_size, c.vocab_size, c.rms_norm_eps, c.rope_theta, c.max_position_embeddings,
+      batch, at::get_num_threads());
+  const std::int64_t all = num_parameters(c);
+  return {name,
+          "pytorch_llama.py",
+          "'" + json + "'",
+          [c] { return make_llama(c); },
+          batch,
+          c.max_position_embeddings,
+          c.vocab_size,
+          c.num_hidden_layers,
+          c.hidden_size,
+          c.num_attention_heads * head_size(c),
+          all,
+          static_cast<double>(all)};
+}
+
 std::vector<Case> cases(const std::string& which) {
-  const auto make = [](const char* text, std::int64_t batch, const char* name) {
-    return Case{name, gpt_config("gpt", text), batch};
-  };
   std::vector<Case> all{
-      make("n_layer=6,n_head=6,n_embd=384,block_size=256,vocab_size=4096", 8, "small"),
-      make("n_layer=12,n_head=12,n_embd=768,block_size=512,vocab_size=50257", 4, "gpt2"),
-      make("n_layer=12,n_head=6,n_embd=384,block_size=1024,vocab_size=4096", 2, "long"),
+      gpt_case("small", "n_layer=6,n_head=6,n_embd=384,block_size=256,vocab_size=4096", 8),
+      gpt_case("gpt2", "n_layer=12,n_head=12,n_embd=768,block_size=512,vocab_size=50257", 4),
+      gpt_case("long", "n_layer=12,n_head=6,n_embd=384,block_size=1024,vocab_size=4096", 2),
+      llama_case("llama",
+                 "num_hidden_layers=6,num_attention_heads=6,num_key_value_heads=2,hidden_size=384,"
+                 "intermediate_size=1024,max_position_embeddings=256,vocab_size=4096",
+                 8),
+      llama_case(
+          "llama-long",
+          "num_hidden_layers=12,num_attention_heads=12,num_key_value_heads=4,hidden_size=768,"
+          "intermediate_size=2048,max_position_embeddings=1024,vocab_size=32000",
+          2),
   };
   if (which != "all")
     all.erase(
@@ -63,12 +113,9 @@ std::vector<Case> cases(const std::string& which) {
 // Multiplications and additions of one update: 6 per weight of a matrix and token, and attention
 // with its causal half.
 double flop_per_update(const Case& c) {
-  const double tokens = static_cast<double>(c.batch * c.config.block_size),
-               width = static_cast<double>(c.config.n_embd);
-  const double weights = static_cast<double>(num_parameters(c.config)) -
-                         static_cast<double>(c.config.block_size) * width;
-  return 6.0 * weights * tokens + 6.0 * static_cast<double>(c.config.n_layer) * width *
-                                      static_cast<double>(c.config.block_size) * tokens;
+  const double tokens = static_cast<double>(c.batch * c.length);
+  return 6.0 * c.weights_in_products * tokens +
+         6.0 * static_cast<double>(c.num_layers * c.attention_width * c.length) * tokens;
 }
 
 double sgemm_flop_per_second() {
@@ -80,20 +127,13 @@ double sgemm_flop_per_second() {
   return 2.0 * kSize * kSize * kSize / (now() - begin);
 }
 
-std::string pytorch_arguments(const Case& c) {
-  const GptConfig& g = c.config;
-  return fmt::format("{} {} {} {} {} {} {} 0", g.n_layer, g.n_head, g.n_embd, g.block_size,
-                     g.vocab_size, c.batch, at::get_num_threads());
-}
-
 ChainUpdates make_ours(const Case& c) {
-  const std::int64_t length = c.config.block_size;
-  const at::Tensor text = torch::randint(0, c.config.vocab_size, {c.batch, length + 1});
-  return {make_gpt(c.config),
-          {{text.slice(1, 0, length).contiguous()},
+  const at::Tensor text = torch::randint(0, c.vocabulary, {c.batch, c.length + 1});
+  return {c.make(),
+          {{text.slice(1, 0, c.length).contiguous()},
            {text.slice(1, 1).contiguous()},
            c.batch,
-           c.batch * length}};
+           c.batch * c.length}};
 }
 
 void run_alone(const Case& c, int updates) {
@@ -111,7 +151,7 @@ void compare(const Case& c, int updates, bool as_installed) {
   const std::int64_t live = MemoryMeter::instance().live_bytes();
   MemoryMeter::instance().reset_peak();
   ChainUpdates ours = make_ours(c);
-  PyTorchProcess theirs(pytorch_arguments(c), as_installed);
+  PyTorchProcess theirs(c.arguments, as_installed, c.script);
   std::vector<double> our_times, their_times, ratios, sgemm;
   for (int i = 0; i <= updates; ++i) {
     const double our_time = ours.update(), their_time = theirs.update();
@@ -127,8 +167,8 @@ void compare(const Case& c, int updates, bool as_installed) {
   const double their_resident = theirs.finish();
   const double tokens = static_cast<double>(ours.micro.num_items), mebi = 1 << 20;
   fmt::print("{} ({} layers, width {}, T {}, B {}, V {}; {:.1f}M parameters)\n", c.name,
-             c.config.n_layer, c.config.n_embd, c.config.block_size, c.batch, c.config.vocab_size,
-             static_cast<double>(num_parameters(c.config)) / 1e6);
+             c.num_layers, c.width, c.length, c.batch, c.vocabulary,
+             static_cast<double>(c.num_parameters) / 1e6);
   fmt::print(
       "  seconds per update, median (best): ours {:.3f} ({:.3f}), PyTorch {} {:.3f} ({:.3f})\n",
       median(our_times), *std::min_element(our_times.begin(), our_times.end()), TORCH_VERSION,
@@ -146,13 +186,31 @@ void compare(const Case& c, int updates, bool as_installed) {
   std::fflush(stdout);
 }
 
-// One block of each size, every way of keeping interleaved.
+// One block of each kind and size, every way of keeping interleaved.
 void compare_options(int updates) {
+  struct BlockCase {
+    std::string name;
+    std::int64_t width, length, batch;
+    Chain chain;
+  };
+  std::vector<BlockCase> blocks;
   for (const auto& [width, length, batch] :
        {std::array<std::int64_t, 3>{384, 256, 8}, std::array<std::int64_t, 3>{768, 512, 4}}) {
-    const Chain chain =
-        make_gpt(gpt_config("gpt", fmt::format("n_layer=1,n_head={},n_embd={},block_size={}",
-                                               width / 64, width, length)));
+    blocks.push_back(
+        {"gpt", width, length, batch,
+         make_gpt(gpt_config("gpt", fmt::format("n_layer=1,n_head={},n_embd={},block_size={}",
+                                                width / 64, width, length)))});
+    blocks.push_back(
+        {"llama", width, length, batch,
+         make_llama(llama_config(
+             "llama",
+             fmt::format("num_hidden_layers=1,num_attention_heads={},num_key_value_heads={},"
+                         "hidden_size={},intermediate_size={},max_position_embeddings={}",
+                         width / 64, width / 192, width, width * 8 / 3, length)))});
+  }
+  for (const BlockCase& each : blocks) {
+    const std::int64_t width = each.width, length = each.length, batch = each.batch;
+    const Chain& chain = each.chain;
     Stage& block = chain.stage(1);
     const at::Tensor x = torch::randn({batch, length, width}).requires_grad_(true),
                      gradient = torch::randn({batch, length, width}) * 1e-3;
@@ -183,9 +241,10 @@ void compare_options(int updates) {
       }
     }
     fmt::print(
-        "one block, C {}, T {}, {} tokens (bytes kept per token in units of C floats; forward + "
+        "one block of {}, C {}, T {}, {} tokens (bytes kept per token in units of C floats; "
+        "forward + "
         "backward against keeping all)\n",
-        width, length, batch * length);
+        each.name, width, length, batch * length);
     for (std::size_t option = 0; option <= num_options; ++option) {
       std::vector<double> ratios;
       for (std::size_t i = 0; i < times[option].size(); ++i)

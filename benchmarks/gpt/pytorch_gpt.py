@@ -80,10 +80,9 @@ class Gpt(nn.Module):
         return F.cross_entropy(logits.view(-1, logits.size(-1)), targets.view(-1))
 
 
-def parity(folder):
-    n_layer, n_head, n_embd, length, vocab_size, batch, num_updates = map(int, open(folder + "/config.txt").read().split())
-    model = Gpt(n_layer, n_head, n_embd, length, vocab_size)
-    names = [line.split()[0] for line in open(folder + "/index.txt")]
+def compare(folder, model, length, batch, num_updates):
+    """The updates of a language model from the weights and tokens of the folder; leaves gradients, trained weights and losses there."""
+    names = [name for line in open(folder + "/index.txt") for name in line.split()]
     by_name = dict(model.named_parameters())
     assert sorted(names) == sorted(by_name), sorted(set(names) ^ set(by_name))
     parameters = [by_name[name] for name in names]
@@ -110,19 +109,25 @@ def parity(folder):
     open(folder + "/losses.txt", "w").write("\n".join(repr(value) for value in losses))
 
 
+def parity(folder):
+    n_layer, n_head, n_embd, length, vocab_size, batch, num_updates = map(int, open(folder + "/config.txt").read().split())
+    compare(folder, Gpt(n_layer, n_head, n_embd, length, vocab_size), length, batch, num_updates)
+
+
 def memory(key):
     for line in open("/proc/self/status"):
         if line.startswith(key + ":"):
             return int(line.split()[1]) * 1024
 
 
-def serve(n_layer, n_head, n_embd, length, vocab_size, batch, threads, checkpointed):
+def answer(make_model, length, vocab_size, batch, threads):
+    """Runs an update of a language model for each line on standard input, as `serve` says."""
     torch.set_num_threads(threads)
     torch.manual_seed(0)
     torch.ones(256, 256) @ torch.ones(256, 256)  # what the libraries take for themselves is not the model's
     start = memory("VmRSS")
     print(start, flush=True)
-    model = Gpt(n_layer, n_head, n_embd, length, vocab_size, checkpointed)
+    model = make_model()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
     text = torch.randint(0, vocab_size, (batch, length + 1))
     tokens, targets = text[:, :-1].contiguous(), text[:, 1:].contiguous()
@@ -134,6 +139,10 @@ def serve(n_layer, n_head, n_embd, length, vocab_size, batch, threads, checkpoin
         optimizer.step()
         print(time.perf_counter() - begin, flush=True)
     print(memory("VmHWM") - start, flush=True)
+
+
+def serve(n_layer, n_head, n_embd, length, vocab_size, batch, threads, checkpointed):
+    answer(lambda: Gpt(n_layer, n_head, n_embd, length, vocab_size, checkpointed), length, vocab_size, batch, threads)
 
 
 if __name__ == "__main__":

@@ -29,8 +29,8 @@ void compare(const char* name, const ChainCosts& chain) {
   ChainSolver solver(chain);
   const double least = static_cast<double>(solver.least_time_ns());
   for (const char* text : {"none", "every", "segments=4", "sqrt", "log", "revolve=4"}) {
-    const Plan fixed = plan_of_policy(chain, parse_policy(text));
-    const Plan ours = solver.plan(fixed.peak_bytes);
+    const Schedule fixed = schedule_of_policy(chain, parse_policy(text));
+    const Schedule ours = solver.schedule(fixed.peak_bytes);
     const double gap =
         100 * static_cast<double>(ours.certified_gap_ns) / static_cast<double>(ours.time_ns);
     std::printf("| %s | %s | %s | +%.1f%% | +%.1f%% | %.2f%% |\n", name, text,
@@ -66,8 +66,8 @@ ChainCosts different_stages(int num_stages, int num_options, std::int64_t slot_b
 /// `limit_seconds` is what the project asks for; 0: shown without a limit.
 void time_solver(const char* name, const ChainCosts& chain, std::int64_t budget_bytes,
                  double limit_seconds) {
-  Plan plan;
-  const double seconds = seconds_of([&] { plan = ChainSolver(chain).plan(budget_bytes); });
+  Schedule plan;
+  const double seconds = seconds_of([&] { plan = ChainSolver(chain).schedule(budget_bytes); });
   const std::string limit = limit_seconds > 0 ? fmt::format("(limit {} s)", limit_seconds) : "";
   std::printf("%-50s %7.3f s %-15s gap %.2f%%\n", name, seconds, limit.c_str(),
               100 * static_cast<double>(plan.certified_gap_ns) / static_cast<double>(plan.time_ns));
@@ -79,24 +79,29 @@ void time_joint_search(std::int64_t budget_bytes) {
   request.num_samples = 512;
   const std::int64_t weights = std::int64_t{124439808} * 4;
   request.choices = {
-      {"adamw", {weights, weights, 2 * weights, 0}, 300000000, 0, 0},
-      {"adamw_8bit", {weights, weights, weights / 2 + weights / 64, 0}, 350000000, 0, 0},
-      {"adamw, in backward", {weights, 0, 2 * weights, 0}, 300000000, 0, 1}};
+      {GradientMode::kPreallocated, {weights, weights, 2 * weights, 0}, 300000000, 0, 0},
+      {GradientMode::kPreallocated,
+       {weights, weights, weights / 2 + weights / 64, 0},
+       350000000,
+       0,
+       0},
+      {GradientMode::kUpdatedInBackward, {weights, 0, 2 * weights, 0}, 300000000, 0, 1}};
+  const char* const names[] = {"adamw", "adamw_8bit", "adamw, in backward"};
   request.costs = [](std::int64_t size, const StaticChoice& choice) {
     const ChainCosts chain = testing::gpt2_chain(size);
     return MicroBatchCosts{choice.max_accumulation_steps == 1 ? with_update_in_backward(chain)
                                                               : with_gradients_allocated(chain),
                            size * 1024 * 16};
   };
-  TrainingPlan plan;
+  BatchPlan plan;
   const double seconds = seconds_of([&] { plan = make_plan(request); });
   std::printf(
       "joint search, GPT-2, 512 samples, %-16s %7.3f s (limit 5 s)  %lld x %lld, %s, %d of %d "
       "solved, gap %.2f%%\n",
       format_bytes(budget_bytes).c_str(), seconds,
       static_cast<long long>(plan.micro_batches[0].size),
-      static_cast<long long>(plan.accumulation_steps), request.choices[plan.choice].name.c_str(),
-      plan.num_solved, plan.num_candidates,
+      static_cast<long long>(plan.accumulation_steps), names[plan.choice], plan.num_solved,
+      plan.num_candidates,
       100 * static_cast<double>(plan.certified_gap_ns) / static_cast<double>(plan.time_ns));
 }
 

@@ -1,28 +1,50 @@
 #pragma once
 
-// Everything that a program which trains with Headroom needs.
+// Every public name of Headroom.
 
 #include <headroom/comm/communicator.h>
 #include <headroom/comm/rank_environment.h>
+#include <headroom/config/accumulation_schedule.h>
+#include <headroom/config/chain_costs.h>
 #include <headroom/config/training_arguments.h>
 #include <headroom/core/bytes.h>
 #include <headroom/core/error.h>
+#include <headroom/core/log.h>
+#include <headroom/core/micro_batch.h>
+#include <headroom/core/model_input.h>
 #include <headroom/core/random.h>
 #include <headroom/core/runtime.h>
 #include <headroom/core/version.h>
 #include <headroom/data/dataset.h>
+#include <headroom/data/split.h>
+#include <headroom/data/tokens.h>
 #include <headroom/data/tokenizer.h>
 #include <headroom/execute/accumulator.h>
+#include <headroom/execute/autocast.h>
 #include <headroom/execute/checkpoint.h>
 #include <headroom/execute/checkpoint_sequential.h>
 #include <headroom/execute/executor.h>
+#include <headroom/execute/keep_as.h>
+#include <headroom/execute/optimizer_in_backward.h>
 #include <headroom/memory/meter.h>
 #include <headroom/model/chain.h>
+#include <headroom/model/gpt.h>
+#include <headroom/model/generate.h>
 #include <headroom/model/zoo.h>
+#include <headroom/ops/attention.h>
+#include <headroom/ops/cross_entropy.h>
+#include <headroom/ops/gelu.h>
+#include <headroom/ops/transformer.h>
+#include <headroom/optim/clip.h>
 #include <headroom/optim/factory.h>
+#include <headroom/optim/grad_scaler.h>
+#include <headroom/optim/optimizer.h>
 #include <headroom/optim/schedule.h>
 #include <headroom/plan/chain_solver.h>
+#include <headroom/plan/plan.h>
 #include <headroom/plan/policies.h>
 #include <headroom/plan/search.h>
+#include <headroom/report/results.h>
+#include <headroom/train/estimate.h>
 #include <headroom/train/run_plan.h>
 #include <headroom/train/trainer.h>

@@ -2,20 +2,25 @@
 #include <headroom/comm/rank_environment.h>
 
 #include <headroom/core/error.h>
+#include "core/input_file.h"
 #include "core/torch_compat.h"
 
 #include "comm/packing.h"
 
 #include <fmt/format.h>
 #include <torch/types.h>
+#include <torch/csrc/distributed/c10d/FileStore.hpp>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
 #include <algorithm>
+#include <cerrno>
 #include <cstdlib>
 #include <cstring>
+#include <filesystem>
+#include <stdexcept>
 #include <utility>
 
 namespace headroom {
@@ -183,27 +188,44 @@ StorePtr open_store(const std::string& host, std::int64_t port, bool is_server,
   return c10::make_intrusive<c10d::TCPStore>(host, options);
 }
 
+StorePtr open_store(const std::string& file, Milliseconds timeout) {
+  // Without its folder, c10d would wait for the file to appear until the time is over.
+  if (!is_folder(std::filesystem::path(file).parent_path()))
+    throw std::runtime_error("there is no such folder");
+  // Ranks that meet again may do so while others still leave: the file is removed with its folder.
+  constexpr int kKeepsFile = -1;
+  auto store = c10::make_intrusive<c10d::FileStore>(file, kKeepsFile);
+  store->setTimeout(timeout);
+  return store;
+}
+
 }  // namespace
 
 std::unique_ptr<Communicator> join_ranks(const RankEnvironment& environment, Milliseconds timeout) {
   if (environment.size == 1) return make_single_communicator();
-  const bool is_server = environment.rank == 0 && !environment.has_store;
+  const bool is_local = !environment.store_file.empty();
+  const bool is_server = environment.rank == 0 && !environment.has_store && !is_local;
   std::string reason;
   try {
-    StorePtr store = open_store(environment.address, environment.port, is_server, timeout);
+    StorePtr store = is_local
+                         ? open_store(environment.store_file, timeout)
+                         : open_store(environment.address, environment.port, is_server, timeout);
     store = c10::make_intrusive<c10d::PrefixStore>(environment.store_prefix + "/headroom",
                                                    std::move(store));
     return std::make_unique<GlooCommunicator>(store, environment.rank, environment.size,
-                                              environment.address, timeout);
+                                              is_local ? "127.0.0.1" : environment.address,
+                                              timeout);
   } catch (const CommError&) {
     throw;
   } catch (const std::exception& error) {
     reason = short_reason(error);
   }
-  throw CommError(fmt::format(
-      "rank {} of {} cannot {} {}:{} ({}); {}", environment.rank, environment.size,
-      is_server ? "open the meeting place" : "reach the meeting place", environment.address,
-      environment.port, reason, is_server ? "choose another MASTER_PORT" : remedy(timeout)));
+  const std::string place = is_local ? shown_path(environment.store_file)
+                                     : fmt::format("{}:{}", environment.address, environment.port);
+  throw CommError(
+      fmt::format("rank {} of {} cannot {} {} ({}); {}", environment.rank, environment.size,
+                  is_server ? "open the meeting place" : "reach the meeting place", place, reason,
+                  is_server ? "choose another MASTER_PORT" : remedy(timeout)));
 }
 
 std::function<std::unique_ptr<Communicator>(std::int64_t rank)> make_thread_communicators(
@@ -216,29 +238,28 @@ std::function<std::unique_ptr<Communicator>(std::int64_t rank)> make_thread_comm
 }
 
 struct RendezvousStore::Store {
-  c10::intrusive_ptr<c10d::TCPStore> store;
+  std::string folder;
 };
 
 RendezvousStore::RendezvousStore() : store_(std::make_unique<Store>()) {
-  try {
-    const StorePtr store = open_store("127.0.0.1", 0, /*is_server=*/true, std::chrono::seconds(30));
-    store_->store = c10::dynamic_intrusive_pointer_cast<c10d::TCPStore>(store);
-  } catch (const std::exception& error) {
-    throw CommError(
-        fmt::format("no port can be opened for ranks to meet ({})", short_reason(error)));
-  }
+  std::error_code error;
+  store_->folder = std::filesystem::temp_directory_path(error) / "headroom-ranks-XXXXXX";
+  if (error || ::mkdtemp(store_->folder.data()) == nullptr)
+    throw CommError(fmt::format("no folder can be made for ranks to meet ({}): set TMPDIR",
+                                error ? error.message() : std::strerror(errno)));
 }
 
-RendezvousStore::~RendezvousStore() = default;
+RendezvousStore::~RendezvousStore() {
+  std::error_code ignored;
+  std::filesystem::remove_all(store_->folder, ignored);
+}
 
 RankEnvironment RendezvousStore::environment(std::int64_t rank, std::int64_t size) const {
   RankEnvironment result;
   result.is_given = true;
   result.rank = rank;
   result.size = result.local_size = size;
-  result.address = "127.0.0.1";
-  result.port = store_->store->getPort();
-  result.has_store = true;
+  result.store_file = store_->folder + "/store";
   return result;
 }
 

@@ -13,6 +13,8 @@ namespace {
 
 constexpr const char* kExample = "a rank needs RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT";
 
+constexpr const char* kStoreFile = "HEADROOM_RENDEZVOUS_FILE";
+
 // A variable that is set to nothing counts as not set.
 std::optional<std::string> text_of(const char* name) {
   const char* value = std::getenv(name);
@@ -58,6 +60,11 @@ RankEnvironment RankEnvironment::read() {
   environment.rank = *rank;
   environment.size = *size;
   if (*size == 1) return environment;
+  if (const auto file = text_of(kStoreFile)) {
+    environment.store_file = *file;
+    environment.local_size = *size;
+    return environment;
+  }
   const auto address = text_of("MASTER_ADDR");
   const auto port = number_of("MASTER_PORT", 1, 65535);
   if (!address || !port) {
@@ -87,9 +94,13 @@ std::vector<std::pair<std::string, std::string>> RankEnvironment::variables() co
       {"RANK", std::to_string(rank)},
       {"WORLD_SIZE", std::to_string(size)},
       {"LOCAL_RANK", std::to_string(rank)},
-      {"LOCAL_WORLD_SIZE", std::to_string(local_size)},
-      {"MASTER_ADDR", address},
-      {"MASTER_PORT", std::to_string(port)}};
+      {"LOCAL_WORLD_SIZE", std::to_string(local_size)}};
+  if (!store_file.empty()) {
+    result.emplace_back(kStoreFile, store_file);
+    return result;
+  }
+  result.emplace_back("MASTER_ADDR", address);
+  result.emplace_back("MASTER_PORT", std::to_string(port));
   if (has_store) result.emplace_back("TORCHELASTIC_USE_AGENT_STORE", "True");
   return result;
 }

@@ -1,7 +1,7 @@
 #include <headroom/comm/communicator.h>
 
 #include <algorithm>
-#include "memory"
+#include <memory>
 
 namespace headroom {
 namespace {

@@ -1,18 +1,15 @@
 #include <headroom/config/chain_costs.h>
 
 #include <headroom/core/error.h>
+#include "core/input_file.h"
 
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
 #include <algorithm>
 #include <cmath>
-#include <filesystem>
-#include <fstream>
 #include <initializer_list>
 #include <numeric>
-#include <sstream>
-#include <system_error>
 #include <utility>
 
 namespace headroom {
@@ -292,6 +289,8 @@ void validate(const ChainCosts& chain) {
 }
 
 ChainCosts parse_chain_text(std::string_view text, const std::string& source) {
+  if (!json_depth_is_allowed(text))
+    throw ConfigError(fmt::format("{}: its JSON is nested deeper than {}", source, kMostJsonDepth));
   json document;
   try {
     document = json::parse(text);
@@ -316,13 +315,7 @@ ChainCosts parse_chain_text(std::string_view text, const std::string& source) {
 }
 
 ChainCosts read_chain_file(const std::string& path) {
-  std::error_code ignored;
-  std::ifstream file(path, std::ios::binary);
-  if (!file || std::filesystem::is_directory(path, ignored))
-    throw DataError(fmt::format("cannot read the chain file '{}'", path));
-  std::ostringstream text;
-  text << file.rdbuf();
-  return parse_chain_text(text.str(), path);
+  return parse_chain_text(read_json_text(path), shown_path(path));
 }
 
 }  // namespace headroom

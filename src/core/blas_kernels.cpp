@@ -31,7 +31,7 @@ std::string choose() {
   const auto init = reinterpret_cast<Call>(dlsym(RTLD_DEFAULT, "gotoblas_dynamic_init"));
   const std::string best = best_core();
   const bool is_fallback = std::string(core_name()) == "Prescott";
-  if (is_fallback && !best.empty() && quit != nullptr && init != nullptr &&
+  if (may_tune_libraries() && is_fallback && !best.empty() && quit != nullptr && init != nullptr &&
       std::getenv("OPENBLAS_CORETYPE") == nullptr) {
     setenv("OPENBLAS_CORETYPE", best.c_str(), 1);
     quit();
@@ -46,6 +46,11 @@ std::string choose() {
 const std::string kCore = choose();
 
 }  // namespace
+
+bool may_tune_libraries() {
+  const char* choice = std::getenv("HEADROOM_TUNE_LIBRARIES");
+  return choice == nullptr || std::string(choice) != "0";
+}
 
 const std::string& blas_core() { return kCore; }
 

@@ -11,4 +11,8 @@ namespace headroom {
 /// variable OPENBLAS_CORETYPE decides.
 const std::string& blas_core();
 
+/// Whether the libraries below may be set up while the program is loaded: false where the
+/// environment has HEADROOM_TUNE_LIBRARIES=0.
+bool may_tune_libraries();
+
 }  // namespace headroom

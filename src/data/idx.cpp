@@ -1,6 +1,8 @@
 #include <headroom/core/error.h>
 #include <headroom/data/dataset.h>
+#include "core/input_file.h"
 
+#include <fcntl.h>
 #include <fmt/format.h>
 #include <torch/types.h>
 #include <zlib.h>
@@ -22,14 +24,17 @@ struct IdxFile {
 
 [[noreturn]] void fail(const std::string& path, std::int64_t offset,
                        const std::string& expectation) {
-  throw DataError(fmt::format("{}: at byte {}: {}", path, offset, expectation));
+  throw DataError(fmt::format("{}: at byte {}: {}", shown_path(path), offset, expectation));
 }
 
 // zlib reads plain files through the same calls as gzip ones.
 class GzReader {
  public:
-  explicit GzReader(std::string path) : path_(std::move(path)), file_(gzopen(path_.c_str(), "rb")) {
-    if (file_ == nullptr) throw DataError(fmt::format("{}: cannot be opened", path_));
+  explicit GzReader(const std::string& path) : path_(path) {
+    const InputFile file(path);
+    const int descriptor = ::fcntl(file.descriptor(), F_DUPFD_CLOEXEC, 0);
+    file_ = descriptor < 0 ? nullptr : gzdopen(descriptor, "rb");  // which owns it from here on
+    if (file_ == nullptr) file.fail("cannot be opened");
   }
   ~GzReader() { gzclose(file_); }
   GzReader(const GzReader&) = delete;
@@ -61,12 +66,15 @@ class GzReader {
     char extra = 0;
     const int got = gzread(file_, &extra, 1);
     if (got > 0) fail(path_, offset_, "the data goes on, but the header announces no more");
-    if (got < 0) fail(path_, offset_, "the compressed data is corrupt at its end");
+    int error = Z_OK;
+    gzerror(file_, &error);  // a file that ends before its checksum is no error to gzread
+    if (got < 0 || error == Z_BUF_ERROR)
+      fail(path_, offset_, "the compressed data is corrupt or cut at its end");
   }
 
  private:
   std::string path_;
-  gzFile file_;
+  gzFile file_ = nullptr;
   std::int64_t offset_ = 0;
 };
 
@@ -114,13 +122,12 @@ IdxFile read_idx(const std::string& path, int num_dimensions) {
 }
 
 std::string find_file(const std::string& folder, const std::string& name) {
-  namespace fs = std::filesystem;
-  if (!fs::is_directory(folder)) throw DataError(fmt::format("{}: no such folder", folder));
+  if (!is_folder(folder)) throw DataError(fmt::format("{}: no such folder", shown_path(folder)));
   for (const char* ending : {"", ".gz"}) {
-    const fs::path path = fs::path(folder) / (name + ending);
-    if (fs::exists(path)) return path.string();
+    const std::string path = (std::filesystem::path(folder) / (name + ending)).string();
+    if (path_exists(path)) return path;
   }
-  throw DataError(fmt::format("{}: holds neither {} nor {}.gz", folder, name, name));
+  throw DataError(fmt::format("{}: holds neither {} nor {}.gz", shown_path(folder), name, name));
 }
 
 class IdxImages final : public Dataset {

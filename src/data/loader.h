@@ -6,8 +6,8 @@
 
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <vector>
-#include "memory"
 
 namespace headroom {
 

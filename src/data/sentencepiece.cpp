@@ -1,6 +1,7 @@
 #include <headroom/core/error.h>
 #include <headroom/data/tokenizer.h>
 
+#include "core/input_file.h"
 #include "data/tokenizer_parts.h"
 
 #include <fmt/format.h>
@@ -112,6 +113,10 @@ class SentencePiece final : public Tokenizer {
 }  // namespace
 
 std::unique_ptr<Tokenizer> open_sentencepiece(const std::string& model_path) {
+  constexpr std::int64_t kMostBytes = std::int64_t{1} << 30;
+  const InputFile file(model_path);  // refuses what the helper would wait for
+  if (file.size() > kMostBytes)
+    file.fail(fmt::format("{} bytes are too many for a SentencePiece model", file.size()));
   return std::make_unique<SentencePiece>(model_path);
 }
 

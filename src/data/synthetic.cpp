@@ -1,6 +1,6 @@
 #include <headroom/data/dataset.h>
 
-#include "data/counter_random.h"
+#include "core/counter_random.h"
 #include "data/token_rows.h"
 
 #include <torch/types.h>

@@ -2,7 +2,7 @@
 
 #include <headroom/core/error.h>
 
-#include "data/counter_random.h"
+#include "core/counter_random.h"
 
 #include <fmt/format.h>
 #include <torch/types.h>

@@ -5,8 +5,8 @@
 #include <headroom/data/dataset.h>
 
 #include <cstdint>
+#include <memory>
 #include <optional>
-#include "memory"
 
 namespace headroom {
 

@@ -1,75 +1,46 @@
 #include <headroom/core/error.h>
 #include <headroom/data/tokens.h>
 
-#include "data/counter_random.h"
+#include "core/counter_random.h"
+#include "core/input_file.h"
 #include "data/token_rows.h"
 
 #include <fmt/format.h>
 
-#include <fcntl.h>
-#include <sys/mman.h>
-#include <sys/stat.h>
-#include <unistd.h>
-
-#include <cstring>
 #include <utility>
+#include <vector>
 
 namespace headroom {
 namespace {
 
-// A whole file as read-only memory, which the system may drop and read again at any time.
-class MappedFile {
- public:
-  explicit MappedFile(std::string path) : path_(std::move(path)) {
-    const int file = ::open(path_.c_str(), O_RDONLY | O_CLOEXEC);
-    if (file < 0) throw DataError(fmt::format("{}: {}", path_, std::strerror(errno)));
-    struct stat status {};
-    const bool is_file = fstat(file, &status) == 0 && S_ISREG(status.st_mode);
-    size_ = is_file ? static_cast<std::int64_t>(status.st_size) : 0;
-    void* start =
-        size_ > 0 ? mmap(nullptr, static_cast<std::size_t>(size_), PROT_READ, MAP_PRIVATE, file, 0)
-                  : MAP_FAILED;
-    ::close(file);
-    if (start == MAP_FAILED)
-      throw DataError(fmt::format(
-          "{}: {}", path_, is_file && size_ == 0 ? "the file is empty" : "cannot be mapped"));
-    start_ = static_cast<const unsigned char*>(start);
-  }
-  ~MappedFile() { munmap(const_cast<unsigned char*>(start_), static_cast<std::size_t>(size_)); }
-  MappedFile(const MappedFile&) = delete;
-  MappedFile& operator=(const MappedFile&) = delete;
-
-  const unsigned char* data() const { return start_; }
-  std::int64_t size() const { return size_; }
-  const std::string& path() const { return path_; }
-
- private:
-  std::string path_;
-  std::int64_t size_ = 0;
-  const unsigned char* start_ = nullptr;
-};
+std::unique_ptr<InputFile> open_data_file(const std::string& path) {
+  auto file = std::make_unique<InputFile>(path);
+  if (file->size() == 0) file->fail("the file is empty");
+  return file;
+}
 
 // Little-endian numbers of `width` bytes from `offset` on.
-class MappedTokens final : public TokenSource {
+class FileTokens final : public TokenSource {
  public:
-  MappedTokens(std::unique_ptr<MappedFile> file, std::int64_t offset, std::int64_t width,
-               std::int64_t count)
+  FileTokens(std::unique_ptr<InputFile> file, std::int64_t offset, std::int64_t width,
+             std::int64_t count)
       : file_(std::move(file)), offset_(offset), width_(width), count_(count) {}
 
   std::int64_t size() const override { return count_; }
   std::string name() const override { return file_->path(); }
   void read(std::int64_t begin, std::int64_t count, std::int64_t* out) const override {
-    const unsigned char* from = file_->data() + offset_ + begin * width_;
+    std::vector<unsigned char> from(static_cast<std::size_t>(count * width_));
+    file_->read_at(offset_ + begin * width_, from.data(), count * width_);
     for (std::int64_t i = 0; i < count; ++i) {
       std::int64_t token = 0;
       for (std::int64_t byte = width_ - 1; byte >= 0; --byte)
-        token = token << 8 | from[i * width_ + byte];
+        token = token << 8 | from[static_cast<std::size_t>(i * width_ + byte)];
       out[i] = token;
     }
   }
 
  private:
-  std::unique_ptr<MappedFile> file_;
+  std::unique_ptr<InputFile> file_;
   std::int64_t offset_, width_, count_;
 };
 
@@ -157,9 +128,9 @@ void check_length(const Tokens& tokens, std::int64_t length) {
   }
 }
 
-std::int32_t header_word(const MappedFile& file, std::ptrdiff_t index) {
+std::int32_t header_word(const InputFile& file, std::int64_t index) {
   std::int32_t word = 0;
-  std::memcpy(&word, file.data() + index * 4, 4);
+  file.read_at(index * 4, &word, sizeof(word));
   return word;
 }
 
@@ -168,7 +139,7 @@ std::int32_t header_word(const MappedFile& file, std::ptrdiff_t index) {
 Tokens open_token_file(const std::string& path) {
   constexpr std::int64_t kHeaderBytes = 1024;
   constexpr std::int32_t kMagic16 = 20240520, kMagic32 = 20240801;
-  auto file = std::make_unique<MappedFile>(path);
+  auto file = open_data_file(path);
   const std::int32_t magic = file->size() >= kHeaderBytes ? header_word(*file, 0) : 0;
   if (magic == kMagic16 || magic == kMagic32) {
     const std::int64_t width = magic == kMagic16 ? 2 : 4, count = header_word(*file, 2);
@@ -178,26 +149,24 @@ Tokens open_token_file(const std::string& path) {
                       "has {} bytes",
                       path, count, kHeaderBytes + count * width, file->size()));
     }
-    return std::make_shared<MappedTokens>(std::move(file), kHeaderBytes, width, count);
+    return std::make_shared<FileTokens>(std::move(file), kHeaderBytes, width, count);
   }
   if (file->size() % 2 != 0)
     throw DataError(fmt::format("{}: {} bytes are not whole tokens of 2 bytes: is it truncated?",
                                 path, file->size()));
   const std::int64_t count = file->size() / 2;
-  return std::make_shared<MappedTokens>(std::move(file), 0, 2, count);
+  return std::make_shared<FileTokens>(std::move(file), 0, 2, count);
 }
 
 Tokens open_text_file(const std::string& path) {
-  auto file = std::make_unique<MappedFile>(path);
+  auto file = open_data_file(path);
   const std::int64_t count = file->size();
-  return std::make_shared<MappedTokens>(std::move(file), 0, 1, count);
+  return std::make_shared<FileTokens>(std::move(file), 0, 1, count);
 }
 
 Tokens open_text_file(const std::string& path, const Tokenizer& tokenizer) {
-  const MappedFile file(path);
-  const std::string_view text(reinterpret_cast<const char*>(file.data()),
-                              static_cast<std::size_t>(file.size()));
-  return std::make_shared<EncodedTokens>(path, tokenizer.encode(text));
+  const std::unique_ptr<InputFile> file = open_data_file(path);
+  return std::make_shared<EncodedTokens>(path, tokenizer.encode(file->read_all(file->size())));
 }
 
 Tokens part_of(Tokens tokens, std::int64_t begin, std::int64_t end) {

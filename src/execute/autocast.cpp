@@ -14,6 +14,7 @@
 #include <headroom/core/error.h>
 #include <headroom/core/runtime.h>
 #include <headroom/memory/meter.h>
+#include "core/blas_kernels.h"
 #include "core/torch_compat.h"
 
 namespace headroom {
@@ -24,7 +25,8 @@ namespace {
 // in 2.6; with this limit they do not. oneDNN reads it at its first product, so it is set while the
 // program is loaded, unless the user has decided.
 const bool kOneDnnIsLimited = []() {
-  return setenv("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16", /*overwrite=*/0) == 0;
+  return may_tune_libraries() &&
+         setenv("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16", /*overwrite=*/0) == 0;
 }();
 
 // Whether a product in bf16 can be tried without ending the program.

@@ -9,9 +9,10 @@
 namespace headroom {
 
 /// What it costs to hold boundaries of about `boundary_bytes` in a format, for the planner: the
-/// size ratio, and the time of storing and reading back, measured here and now. Its name is "bf16",
-/// "fp16" or "disk". `folder` is where KeepAs::kDisk puts its file, as of KeepAsScope. Occupies at
-/// most two such boundaries meanwhile. Throws what storing throws.
+/// size ratio, and the time of storing and reading back, measured here and now. `folder`
+/// is where a format that needs a file makes it; empty: the system's folder for temporary files.
+/// Occupies at most two such boundaries meanwhile. Throws ConfigError when the file cannot be made
+/// and BudgetError when it cannot be written.
 BoundaryFormat measure_boundary_format(KeepAs format, std::int64_t boundary_bytes,
                                        const std::string& folder = "");
 

@@ -43,6 +43,7 @@ Span span_of(const at::Tensor& tensor) {
 StoredBoundary::StoredBoundary(std::vector<at::Tensor> tensors, KeepAs format,
                                const std::shared_ptr<SpillFile>& file) {
   using Key = std::pair<const void*, at::ScalarType>;
+  const KeptFormat& row = kept_format(format);
   std::map<Key, Span> spans;
   for (const at::Tensor& tensor : tensors) {
     if (!tensor.defined()) continue;
@@ -62,17 +63,16 @@ StoredBoundary::StoredBoundary(std::vector<at::Tensor> tensors, KeepAs format,
       if (is_new) {
         const at::Tensor flat =
             tensor.detach().as_strided({span.end - span.begin}, {1}, span.begin);
-        Piece piece{store_flat(flat, format, file), {}};
-        if (!piece.stored) piece.plain = flat;
-        pieces_.push_back(std::move(piece));
+        pieces_.push_back(row.applies_to(flat.scalar_type()) ? Piece{row.store(flat, file), {}}
+                                                             : Piece{nullptr, flat});
       }
       view = {known->second, tensor.sizes().vec(), tensor.strides().vec(),
               tensor.storage_offset() - span.begin};
     }
     views_.push_back(std::move(view));
   }
-  // What comes back from a disk is what went there: the next reader need not wait for it.
-  if (format == KeepAs::kDisk) decoded_ = std::move(tensors);
+  // What comes back is what was stored: the next reader need not wait for it.
+  if (row.is_exact) decoded_ = std::move(tensors);
 }
 
 const std::vector<at::Tensor>& StoredBoundary::read() {
@@ -159,8 +159,8 @@ BoundaryFormat measure_boundary_format(KeepAs format, std::int64_t boundary_byte
   constexpr std::int64_t kMostRuns = 64;
   const std::int64_t num_floats = std::max<std::int64_t>(boundary_bytes / 4, 1024);
   const std::int64_t num_runs = std::clamp(kTotalBytes / (4 * num_floats), kFewestRuns, kMostRuns);
-  const std::shared_ptr<SpillFile> file =
-      format == KeepAs::kDisk ? std::make_shared<SpillFile>(folder) : nullptr;
+  const KeptFormat& row = kept_format(format);
+  const std::shared_ptr<SpillFile> file = row.make_file(folder);
   std::int64_t encode_ns = 0;
   std::int64_t decode_ns = 0;
   for (std::int64_t run = -1; run < num_runs; ++run) {
@@ -178,8 +178,8 @@ BoundaryFormat measure_boundary_format(KeepAs format, std::int64_t boundary_byte
   }
   const auto num_bytes = static_cast<double>(num_runs * num_floats * 4);
   BoundaryFormat costs;
-  costs.name = format == KeepAs::kDisk ? "disk" : format == KeepAs::kFp16 ? "fp16" : "bf16";
-  costs.size_ratio = format == KeepAs::kDisk ? 0.0 : 0.5;
+  costs.name = row.name;
+  costs.size_ratio = row.size_ratio;
   costs.encode_ns_per_byte = static_cast<double>(encode_ns) / num_bytes;
   costs.decode_ns_per_byte = static_cast<double>(decode_ns) / num_bytes;
   return costs;

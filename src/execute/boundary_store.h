@@ -5,8 +5,8 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <memory>
 #include <vector>
-#include "memory"
 
 #include "execute/stored_tensor.h"
 #include "memory/engine.h"
@@ -17,8 +17,8 @@ namespace headroom {
 /// gives back, in the shapes and strides that they had.
 class StoredBoundary {
  public:
-  /// `file` is for KeepAs::kDisk. Only floats become halves; other types stay as they are. Throws
-  /// BudgetError when a disk is full.
+  /// `file` is for formats that need one. Tensors of types that the format does not apply to stay
+  /// as they are. Throws BudgetError when a disk is full.
   StoredBoundary(std::vector<at::Tensor> tensors, KeepAs format,
                  const std::shared_ptr<SpillFile>& file);
 

@@ -2,6 +2,7 @@
 
 #include <headroom/core/random.h>
 #include <headroom/memory/meter.h>
+#include "core/tensor_hash.h"
 
 #include <ATen/SequenceNumber.h>
 #include <c10/util/flat_hash_map.h>
@@ -12,7 +13,6 @@
 #include <torch/csrc/autograd/saved_variable_hooks.h>
 #include <torch/csrc/autograd/variable.h>
 
-#include <cstring>
 #include <limits>
 #include <mutex>
 #include <sstream>
@@ -45,22 +45,6 @@ std::string shape_text(const at::Tensor& tensor) {
 
 std::uint32_t version_of(const at::Tensor& tensor) {
   return tensor.is_inference() ? 0 : autograd::impl::version_counter(tensor).current_version();
-}
-
-// Of the values, bit for bit: two NaNs of the same bits are the same.
-std::uint64_t hash_of(const at::Tensor& tensor) {
-  if (tensor.layout() != at::kStrided || tensor.is_meta()) return 0;
-  const at::Tensor flat = tensor.cpu().contiguous();
-  const auto* bytes = static_cast<const unsigned char*>(flat.data_ptr());
-  const std::size_t num_bytes = flat.nbytes();
-  std::uint64_t hash = num_bytes;
-  for (std::size_t i = 0; i < num_bytes; i += sizeof(std::uint64_t)) {
-    std::uint64_t word = 0;
-    std::memcpy(&word, bytes + i, std::min(sizeof word, num_bytes - i));
-    hash = (hash ^ word) * 0x9E3779B97F4A7C15u;
-    hash ^= hash >> 29;
-  }
-  return hash;
 }
 
 // A tensor that is kept from forward to recomputation. It goes through whatever hooks are outside
@@ -238,7 +222,7 @@ std::size_t Frame::add_slot(const at::Tensor& saved) {
   slot.forward_version = version_of(saved);
   slot.leaf_storage =
       saved.is_leaf() && saved.has_storage() ? saved.storage().unsafeGetStorageImpl() : nullptr;
-  if (options_.check_values) slot.hash = hash_of(saved);
+  if (options_.check_values) slot.hash = value_hash(saved);
   slots_.push_back(std::move(slot));
   return slots_.size() - 1;
 }
@@ -366,7 +350,7 @@ void Frame::fill(std::size_t index, const at::Tensor& saved) {
                     "backward before that",
                     place(), parameter_name(saved)));
   }
-  if (options_.check_values && hash_of(saved) != slot.hash) {
+  if (options_.check_values && value_hash(saved) != slot.hash) {
     throw CheckpointError(fmt::format(
         "{}: saved tensor {}{}, {}, has other values in the recomputation than in forward", place(),
         index, saved.grad_fn() ? " (of " + saved.grad_fn()->name() + ")" : "", shape_text(saved)));

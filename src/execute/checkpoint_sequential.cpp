@@ -1,27 +1,30 @@
 #include <headroom/execute/checkpoint_sequential.h>
 
+#include "plan/segments.h"
+
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <cmath>
 
 namespace headroom {
 namespace {
 
-// `num_segments` pieces whose lengths differ by one at most.
-std::vector<CheckpointSegment> split_evenly(std::size_t num_layers, std::size_t num_segments) {
-  num_segments = std::min(num_segments, num_layers);
+std::vector<CheckpointSegment> split(std::size_t num_layers, std::int64_t num_segments) {
+  const auto all = static_cast<std::int64_t>(num_layers);
+  num_segments = std::min(num_segments, all);
+  const auto size = static_cast<std::size_t>(segment_size(all, num_segments));
   std::vector<CheckpointSegment> segments;
-  for (std::size_t i = 0; i < num_segments; ++i) {
-    segments.push_back(
-        {i * num_layers / num_segments, (i + 1) * num_layers / num_segments, true, {}});
-  }
+  for (std::size_t begin = 0; segments.size() < static_cast<std::size_t>(num_segments);
+       begin += size)
+    segments.push_back({begin, begin + size, true, {}});
+  segments.back().end = num_layers;
   return segments;
 }
 
 std::vector<CheckpointSegment> halve(std::size_t begin, std::size_t end) {
   if (end - begin == 1) return {{begin, end, true, {}}};
-  const std::size_t middle = begin + (end - begin) / 2;
+  const std::size_t middle =
+      begin + static_cast<std::size_t>(first_half(static_cast<std::int64_t>(end - begin)));
   std::vector<CheckpointSegment> halves = {{begin, middle, true, {}}, {middle, end, true, {}}};
   for (CheckpointSegment& half : halves) {
     if (half.end - half.begin > 1) half.inner = halve(half.begin, half.end);
@@ -71,18 +74,16 @@ std::vector<CheckpointSegment> CheckpointStrategy::segments(std::size_t num_laye
   std::vector<CheckpointSegment> segments;
   switch (kind_) {
     case Kind::kEvery:
-      segments = split_evenly(num_layers, num_layers);
+      segments = split(num_layers, static_cast<std::int64_t>(num_layers));
       break;
     case Kind::kCount:
-      segments = split_evenly(num_layers, static_cast<std::size_t>(num_segments_));
+      segments = split(num_layers, num_segments_);
       break;
     case Kind::kCuts:
       segments = cut_at(cut_points_, num_layers);
       break;
     case Kind::kSqrt:
-      segments = split_evenly(
-          num_layers,
-          static_cast<std::size_t>(std::lround(std::sqrt(static_cast<double>(num_layers)))));
+      segments = split(num_layers, num_sqrt_segments(static_cast<std::int64_t>(num_layers)));
       break;
     case Kind::kLog:
       segments = halve(0, num_layers);

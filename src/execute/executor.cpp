@@ -4,6 +4,7 @@
 #include <headroom/memory/meter.h>
 
 #include "execute/stage_run.h"
+#include "execute/stored_tensor.h"
 
 #include <fmt/format.h>
 #include <torch/torch.h>
@@ -188,9 +189,8 @@ Executor::Executor(Chain chain, ExecutorOptions options)
         "keep_in_half and compute_in_half exclude each other: what is computed in half precision "
         "is kept in it");
   }
-  const std::vector<KeepAs>& formats = options_.boundary_formats;
-  if (std::find(formats.begin(), formats.end(), KeepAs::kDisk) != formats.end()) {
-    spill_file_ = std::make_shared<SpillFile>(options_.spill_dir);
+  for (const KeepAs format : options_.boundary_formats) {
+    if (!spill_file_) spill_file_ = kept_format(format).make_file(options_.spill_dir);
   }
   for (std::size_t i = 0; i < chain_.size(); ++i) {
     const auto module = chain_.stage(i).module();

@@ -27,9 +27,9 @@ namespace autograd = torch::autograd;
 class KeepAsScope::Source final : public SavedTensorHookSource {
  public:
   Source(KeepAs format, const std::string& folder)
-      : format_(format), newest_old_allocation_(MemoryMeter::instance().num_allocations()) {
-    if (format == KeepAs::kDisk) file_ = std::make_shared<SpillFile>(folder);
-  }
+      : format_(kept_format(format)),
+        newest_old_allocation_(MemoryMeter::instance().num_allocations()),
+        file_(format_.make_file(folder)) {}
 
   std::unique_ptr<autograd::SavedVariableHooks> make_hooks() override {
     return std::make_unique<Hooks>(*this);
@@ -94,9 +94,7 @@ class KeepAsScope::Source final : public SavedTensorHookSource {
     if (tensor.nbytes() < kSmallestConvertedBytes || tensor.layout() != at::kStrided ||
         !tensor.has_storage())
       return true;
-    if (format_ != KeepAs::kDisk && tensor.scalar_type() != at::kFloat &&
-        tensor.scalar_type() != at::kDouble)
-      return true;
+    if (!format_.applies_to(tensor.scalar_type())) return true;
     // A parameter, or a view of one such as weight.t(), which is no leaf itself.
     const at::TensorBase& base =
         tensor.is_view() ? tensor._base() : static_cast<const at::TensorBase&>(tensor);
@@ -121,13 +119,13 @@ class KeepAsScope::Source final : public SavedTensorHookSource {
   }
 
   std::shared_ptr<const Stored> transform(const at::Tensor& flat) {
-    std::shared_ptr<const Stored> stored = store_flat(flat, format_, file_);
+    std::shared_ptr<const Stored> stored = format_.store(flat, file_);
     original_bytes += static_cast<std::int64_t>(flat.nbytes());
     stored_bytes += stored->num_bytes();
     return stored;
   }
 
-  KeepAs format_;
+  const KeptFormat& format_;
   std::uint64_t newest_old_allocation_;
   std::shared_ptr<SpillFile> file_;
   std::map<Key, std::weak_ptr<const Stored>> stored_;

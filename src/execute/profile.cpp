@@ -11,7 +11,6 @@
 
 #include <algorithm>
 #include <chrono>
-#include <cmath>
 #include <map>
 #include <set>
 #include <string>
@@ -165,8 +164,8 @@ class CleanGradients {
 };
 
 struct StagePair {
-  StageCosts appearing;
-  StageCosts allocated;
+  StageCosts grads_unallocated;
+  StageCosts grads_preallocated;
   Tensors outputs;  // where they take no memory, so that equal stages need not run at all
 };
 
@@ -215,9 +214,9 @@ class ChainProfiler {
         if (!key.empty()) known[key] = pair;
       }
       if (!fits_) return std::nullopt;
-      pair.appearing.name = pair.allocated.name = stage.name();
-      profile.appearing.stages.push_back(std::move(pair.appearing));
-      profile.allocated.stages.push_back(std::move(pair.allocated));
+      pair.grads_unallocated.name = pair.grads_preallocated.name = stage.name();
+      profile.grads_unallocated.stages.push_back(std::move(pair.grads_unallocated));
+      profile.grads_preallocated.stages.push_back(std::move(pair.grads_preallocated));
       inputs = std::move(outputs);
     }
     profile.is_complete = is_complete_;
@@ -285,8 +284,8 @@ class ChainProfiler {
     costs.forward_ns = forward.ns;
     costs.forward_transient_bytes =
         std::max<std::int64_t>(0, forward.peak_bytes - forward.before_bytes - costs.output_bytes);
-    pair.appearing = costs;
-    pair.allocated = costs;
+    pair.grads_unallocated = costs;
+    pair.grads_preallocated = costs;
     if (!last) shapes = shapes_of(outputs, half_);
     outputs.clear();  // options are measured with no more in memory than a real step has
     const std::size_t num_options =
@@ -297,49 +296,47 @@ class ChainProfiler {
     }
     clean_.clear();
     if (!has_memory_) {
-      set_unit_times(pair.appearing, micro_.num_samples);
-      set_unit_times(pair.allocated, micro_.num_samples);
+      set_unit_times(pair.grads_unallocated, micro_.num_samples);
+      set_unit_times(pair.grads_preallocated, micro_.num_samples);
     }
-    const auto fits = [](const StageOption& option) {
-      return option.kept_bytes < kMaxChainBytes / 4;
-    };
-    if (std::none_of(pair.appearing.options.begin(), pair.appearing.options.end(), fits))
+    const std::vector<StageOption>& options = pair.grads_unallocated.options;
+    if (std::none_of(options.begin(), options.end(),
+                     [](const StageOption& option) { return option.fits; }))
       fits_ = false;
     return last ? Tensors{} : run_once(index, inputs);
   }
 
-  // An option that does not fit under the cap gets a size that no plan can choose.
   void measure_option(std::size_t index, const Tensors& inputs, const std::vector<Shape>& shapes,
                       int option, StagePair& pair) {
     clean_.clear();
-    StageOption appearing;
-    StageOption allocated;
+    StageOption unallocated;
+    StageOption preallocated;
     try {
       for (at::Tensor& parameter : parameters_of(index)) {
         if (last_user_.at(parameter.unsafeGetTensorImpl()) != index)
           parameter.mutable_grad() = torch::zeros_like(parameter);
       }
-      appearing = measure_run(index, inputs, shapes, option, &pair.appearing.param_grad_bytes);
-      allocated.forward_ns = appearing.forward_ns;
-      allocated.backward_ns = appearing.backward_ns;
+      unallocated =
+          measure_run(index, inputs, shapes, option, &pair.grads_unallocated.param_grad_bytes);
+      preallocated.forward_ns = unallocated.forward_ns;
+      preallocated.backward_ns = unallocated.backward_ns;
       repeat(has_memory_, [&] {
         std::int64_t none = 0;
-        const StageOption before = allocated;
-        allocated = measure_run(index, inputs, shapes, option, &none);
-        return keep_fastest(allocated.forward_ns, before.forward_ns) +
-               keep_fastest(allocated.backward_ns, before.backward_ns);
+        const StageOption before = preallocated;
+        preallocated = measure_run(index, inputs, shapes, option, &none);
+        return keep_fastest(preallocated.forward_ns, before.forward_ns) +
+               keep_fastest(preallocated.backward_ns, before.backward_ns);
       });
     } catch (const c10::OutOfMemoryError&) {
-      appearing.kept_bytes = allocated.kept_bytes = kMaxChainBytes / 4;
-      is_complete_ = false;
+      unallocated.fits = preallocated.fits = is_complete_ = false;
     }
-    if (appearing.kept_bytes == kMaxChainBytes / 4) release_failed_backward();
-    appearing.forward_ns = allocated.forward_ns =
-        std::min(appearing.forward_ns, allocated.forward_ns);
-    appearing.backward_ns = allocated.backward_ns =
-        std::min(appearing.backward_ns, allocated.backward_ns);
-    pair.appearing.options.push_back(appearing);
-    pair.allocated.options.push_back(allocated);
+    if (!unallocated.fits) release_failed_backward();
+    unallocated.forward_ns = preallocated.forward_ns =
+        std::min(unallocated.forward_ns, preallocated.forward_ns);
+    unallocated.backward_ns = preallocated.backward_ns =
+        std::min(unallocated.backward_ns, preallocated.backward_ns);
+    pair.grads_unallocated.options.push_back(unallocated);
+    pair.grads_preallocated.options.push_back(preallocated);
   }
 
   // Forward and backward of one stage. `new_gradient_bytes` gets the parameter gradients that
@@ -396,57 +393,6 @@ class ChainProfiler {
   std::map<const void*, std::size_t> last_user_;
 };
 
-std::int64_t on_line(std::int64_t x, std::int64_t x0, std::int64_t y0, std::int64_t x1,
-                     std::int64_t y1) {
-  const double slope = static_cast<double>(y1 - y0) / static_cast<double>(x1 - x0);
-  const double y = static_cast<double>(y0) + slope * static_cast<double>(x - x0);
-  return std::max<std::int64_t>(0, std::llround(y));
-}
-
-ChainCosts interpolate_costs(const ChainCosts& small, const ChainCosts& large, std::int64_t n0,
-                             std::int64_t n1, std::int64_t n) {
-  ChainCosts costs = small;
-  for (std::size_t i = 0; i < costs.stages.size(); ++i) {
-    StageCosts& stage = costs.stages[i];
-    const StageCosts& other = large.stages[i];
-    const auto move = [&](std::int64_t& value, std::int64_t far) {
-      value = on_line(n, n0, value, n1, far);
-    };
-    move(stage.output_bytes, other.output_bytes);
-    move(stage.grad_bytes, other.grad_bytes);
-    move(stage.forward_ns, other.forward_ns);
-    move(stage.forward_transient_bytes, other.forward_transient_bytes);
-    for (std::size_t k = 0; k < stage.options.size(); ++k) {
-      StageOption& option = stage.options[k];
-      const StageOption& far = other.options[k];
-      move(option.kept_bytes, far.kept_bytes);
-      move(option.forward_ns, far.forward_ns);
-      move(option.backward_ns, far.backward_ns);
-      move(option.forward_transient_bytes, far.forward_transient_bytes);
-      move(option.backward_transient_bytes, far.backward_transient_bytes);
-    }
-  }
-  return costs;
-}
-
-bool did_fit(const StageOption& option) { return option.kept_bytes < kMaxChainBytes / 8; }
-
-// Every number of bytes of a stage, with the same one of another.
-template <typename Costs, typename Visit>
-void for_bytes(Costs& stage, const StageCosts& other, Visit visit) {
-  visit(stage.output_bytes, other.output_bytes);
-  visit(stage.grad_bytes, other.grad_bytes);
-  visit(stage.forward_transient_bytes, other.forward_transient_bytes);
-  visit(stage.param_grad_bytes, other.param_grad_bytes);
-  for (std::size_t k = 0; k < stage.options.size(); ++k) {
-    auto& option = stage.options[k];
-    if (!did_fit(option)) continue;
-    visit(option.kept_bytes, other.options[k].kept_bytes);
-    visit(option.forward_transient_bytes, other.options[k].forward_transient_bytes);
-    visit(option.backward_transient_bytes, other.options[k].backward_transient_bytes);
-  }
-}
-
 at::Tensor shape_with(const at::Tensor& tensor, std::int64_t num_samples) {
   if (!tensor.defined()) return tensor;
   std::vector<std::int64_t> sizes = tensor.sizes().vec();
@@ -454,29 +400,7 @@ at::Tensor shape_with(const at::Tensor& tensor, std::int64_t num_samples) {
   return torch::empty(sizes, tensor.options().device(torch::kMeta));
 }
 
-ChainCosts empty_costs(const ChainCosts& like) {
-  ChainCosts costs = like;
-  for (StageCosts& stage : costs.stages) {
-    const std::size_t num_options = stage.options.size();
-    const std::string name = stage.name;
-    const std::int64_t param_grad_bytes =
-        stage.param_grad_bytes;  // does not depend on the number of samples
-    stage = StageCosts{};
-    stage.name = name;
-    stage.param_grad_bytes = param_grad_bytes;
-    stage.options.resize(num_options);
-  }
-  return costs;
-}
-
 }  // namespace
-
-ChainProfile empty_profile(const ChainProfile& like) {
-  ChainProfile profile;
-  profile.appearing = empty_costs(like.appearing);
-  profile.allocated = empty_costs(like.allocated);
-  return profile;
-}
 
 std::optional<ChainProfile> profile_chain(const Chain& chain, const MicroBatch& micro,
                                           std::optional<at::ScalarType> half,
@@ -521,40 +445,6 @@ std::optional<ChainProfile> count_chain(const Chain& chain, const MicroBatch& li
     release_failed_backward();
     return std::nullopt;
   }
-}
-
-bool agree(const ChainProfile& measured, const ChainProfile& counted) {
-  bool same = measured.input_bytes == counted.input_bytes;
-  const auto compare = [&](std::int64_t a, std::int64_t b) {
-    same = same && a <= b && b <= a + a / 100 + 1024;
-  };
-  for (std::size_t i = 0; i < measured.appearing.stages.size(); ++i) {
-    for_bytes(measured.appearing.stages[i], counted.appearing.stages[i], compare);
-    for_bytes(measured.allocated.stages[i], counted.allocated.stages[i], compare);
-  }
-  return same;
-}
-
-void take_bytes(ChainProfile& profile, const ChainProfile& counted) {
-  profile.input_bytes = counted.input_bytes;
-  const auto take = [](std::int64_t& to, std::int64_t from) { to = from; };
-  for (std::size_t i = 0; i < profile.appearing.stages.size(); ++i) {
-    for_bytes(profile.appearing.stages[i], counted.appearing.stages[i], take);
-    for_bytes(profile.allocated.stages[i], counted.allocated.stages[i], take);
-  }
-}
-
-ChainProfile interpolate(const ChainProfile& small, const ChainProfile& large,
-                         std::int64_t num_samples) {
-  ChainProfile profile;
-  profile.num_samples = num_samples;
-  profile.input_bytes = on_line(num_samples, small.num_samples, small.input_bytes,
-                                large.num_samples, large.input_bytes);
-  profile.appearing = interpolate_costs(small.appearing, large.appearing, small.num_samples,
-                                        large.num_samples, num_samples);
-  profile.allocated = interpolate_costs(small.allocated, large.allocated, small.num_samples,
-                                        large.num_samples, num_samples);
-  return profile;
 }
 
 }  // namespace headroom

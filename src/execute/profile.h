@@ -16,11 +16,10 @@ struct ChainProfile {
   std::int64_t num_samples = 0;
   std::int64_t input_bytes = 0;  ///< of the micro-batch itself
   /// Parameter gradients appear while backward runs: the first micro-batch of a window.
-  ChainCosts appearing;
+  ChainCosts grads_unallocated;
   /// Parameter gradients are allocated already: the other micro-batches of a window.
-  ChainCosts allocated;
-  bool is_complete = true;  ///< false: some option of a stage did not fit under the cap, and has a
-                            ///< size that no plan can choose
+  ChainCosts grads_preallocated;
+  bool is_complete = true;  ///< false: some option of a stage did not fit under the cap
   bool is_timed = true;  ///< false: bytes were counted on the meta device, and every stage is as if
                          ///< it took equally long
   double seconds = 0.0;  ///< that measuring took

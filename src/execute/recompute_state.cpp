@@ -1,22 +1,22 @@
 #include "execute/recompute_state.h"
 
+#include <headroom/core/error.h>
 #include <headroom/memory/meter.h>
+#include "core/text.h"
 #include "core/torch_compat.h"
 
 #include <ATen/autocast_mode.h>
-#include <torch/nn/module.h>
+#include <fmt/format.h>
+#include <torch/torch.h>
 
 #include <algorithm>
+#include <cstring>
 #include <string_view>
 
 namespace headroom {
 namespace {
 
 thread_local UndoWritesScope* undo_scope = nullptr;
-
-bool ends_with(std::string_view text, std::string_view end) {
-  return text.size() >= end.size() && text.substr(text.size() - end.size()) == end;
-}
 
 bool is_in_place(std::string_view name) { return ends_with(name, "_") && !ends_with(name, "__"); }
 
@@ -143,6 +143,58 @@ void UndoWritesScope::note(const at::Tensor& tensor) {
   const at::NoGradGuard no_grad;
   const at::Tensor target = tensor.detach();
   written_.push_back({target, target.clone()});
+}
+
+StageState StageState::record(const Stage& stage) {
+  StageState state;
+  state.random_ = RandomState::capture();
+  if (const auto module = stage.module()) {
+    for (const at::Tensor& parameter : module->parameters()) {
+      state.parameter_versions_.push_back(static_cast<std::uint32_t>(parameter._version()));
+    }
+  }
+  return state;
+}
+
+void StageState::check_parameters(const Stage& stage) const {
+  const auto module = stage.module();
+  if (!module) return;
+  std::size_t index = 0;
+  for (const auto& item : module->named_parameters()) {
+    if (static_cast<std::uint32_t>(item.value()._version()) != parameter_versions_[index++]) {
+      throw Error(
+          ExitCode::kInternal,
+          fmt::format("stage '{}': parameter '{}' was changed between forward and recompute; "
+                      "update parameters only after backward",
+                      stage.name(), item.key()));
+    }
+  }
+}
+
+RecomputeScope::RecomputeScope(const Stage& stage, const StageState& state)
+    : random_(state.random()) {
+  const auto module = stage.module();
+  if (!module) return;
+  for (const at::Tensor& buffer : module->buffers()) {
+    if (!buffer.defined() || buffer.numel() == 0 || buffer.is_meta()) continue;
+    const at::Tensor bytes = buffer.contiguous().cpu();
+    buffers_.emplace_back(buffer,
+                          std::string(static_cast<const char*>(bytes.data_ptr()), bytes.nbytes()));
+  }
+}
+
+RecomputeScope::~RecomputeScope() {
+  for (auto& [buffer, bytes] : buffers_) {
+    // data() has a version counter of its own: backward may have saved the buffer and must not see
+    // it as modified.
+    at::Tensor plain = buffer.data();
+    if (plain.is_cpu() && plain.is_contiguous()) {
+      std::memcpy(plain.data_ptr(), bytes.data(), bytes.size());
+    } else {
+      plain.copy_(
+          torch::from_blob(bytes.data(), plain.sizes(), plain.options().device(torch::kCPU)));
+    }
+  }
 }
 
 }  // namespace headroom

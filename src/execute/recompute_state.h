@@ -1,16 +1,17 @@
 #pragma once
 
+#include <headroom/core/random.h>
+#include <headroom/model/chain.h>
+
 #include <ATen/core/Tensor.h>
 #include <ATen/record_function.h>
 
 #include <cstdint>
 #include <exception>
+#include <memory>
+#include <string>
+#include <utility>
 #include <vector>
-#include "memory"
-
-namespace torch::nn {
-class Module;
-}
 
 namespace headroom {
 
@@ -92,6 +93,38 @@ class UndoWritesScope {
   std::uint64_t newest_old_allocation_;
   std::vector<Written> written_;
   std::exception_ptr failure_;
+};
+
+/// Remembers what a stage's forward depends on besides its inputs, so that a second forward gives
+/// the same values and leaves no trace.
+class StageState {
+ public:
+  /// Call right before the first forward.
+  static StageState record(const Stage& stage);
+
+  /// Throws Error, naming the parameter, when one was changed since record().
+  void check_parameters(const Stage& stage) const;
+
+  const RandomState& random() const { return random_; }
+
+ private:
+  RandomState random_;
+  std::vector<std::uint32_t> parameter_versions_;
+};
+
+/// For the lifetime of the scope the random state is that of the stage's first forward; afterwards
+/// random state and buffers (BatchNorm's statistics) are as they were before it.
+class RecomputeScope {
+ public:
+  RecomputeScope(const Stage& stage, const StageState& state);
+  ~RecomputeScope();
+  RecomputeScope(const RecomputeScope&) = delete;
+  RecomputeScope& operator=(const RecomputeScope&) = delete;
+
+ private:
+  RandomStateScope random_;
+  std::vector<std::pair<at::Tensor, std::string>>
+      buffers_;  // with their bytes: copies outside of tensor memory
 };
 
 }  // namespace headroom

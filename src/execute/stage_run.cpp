@@ -4,17 +4,14 @@
 #include <headroom/execute/autocast.h>
 #include <headroom/execute/keep_as.h>
 #include <headroom/memory/meter.h>
+#include "core/tensor_hash.h"
 #include "ops/convert.h"
 #include "ops/direct_gradient.h"
-
-#include "execute/recompute_state.h"
 
 #include <fmt/format.h>
 #include <torch/csrc/autograd/engine.h>
 #include <torch/torch.h>
 
-#include <cstring>
-#include <string_view>
 #include <utility>
 
 namespace headroom {
@@ -150,65 +147,10 @@ Tensors backward_through(KeptStage kept, Tensors output_gradients) {
   return input_gradients;
 }
 
-StageState StageState::record(const Stage& stage) {
-  StageState state;
-  state.random_ = RandomState::capture();
-  if (const auto module = stage.module()) {
-    for (const at::Tensor& parameter : module->parameters()) {
-      state.parameter_versions_.push_back(static_cast<std::uint32_t>(parameter._version()));
-    }
-  }
-  return state;
-}
-
-void StageState::check_parameters(const Stage& stage) const {
-  const auto module = stage.module();
-  if (!module) return;
-  std::size_t index = 0;
-  for (const auto& item : module->named_parameters()) {
-    if (static_cast<std::uint32_t>(item.value()._version()) != parameter_versions_[index++]) {
-      throw Error(
-          ExitCode::kInternal,
-          fmt::format("stage '{}': parameter '{}' was changed between forward and recompute; "
-                      "update parameters only after backward",
-                      stage.name(), item.key()));
-    }
-  }
-}
-
-RecomputeScope::RecomputeScope(const Stage& stage, const StageState& state)
-    : random_(state.random()) {
-  const auto module = stage.module();
-  if (!module) return;
-  for (const at::Tensor& buffer : module->buffers()) {
-    if (!buffer.defined() || buffer.numel() == 0 || buffer.is_meta()) continue;
-    const at::Tensor bytes = buffer.contiguous().cpu();
-    buffers_.emplace_back(buffer,
-                          std::string(static_cast<const char*>(bytes.data_ptr()), bytes.nbytes()));
-  }
-}
-
-RecomputeScope::~RecomputeScope() {
-  for (auto& [buffer, bytes] : buffers_) {
-    // data() has a version counter of its own: backward may have saved the buffer and must not see
-    // it as modified.
-    at::Tensor plain = buffer.data();
-    if (plain.is_cpu() && plain.is_contiguous()) {
-      std::memcpy(plain.data_ptr(), bytes.data(), bytes.size());
-    } else {
-      plain.copy_(
-          torch::from_blob(bytes.data(), plain.sizes(), plain.options().device(torch::kCPU)));
-    }
-  }
-}
-
 std::uint64_t fingerprint(const Tensors& tensors) {
   std::uint64_t result = 0;
   for (const at::Tensor& tensor : tensors) {
-    if (!tensor.defined()) continue;
-    const at::Tensor bytes = tensor.detach().contiguous().cpu();
-    const std::string_view view(static_cast<const char*>(bytes.data_ptr()), bytes.nbytes());
-    result = result * 1099511628211ULL + std::hash<std::string_view>()(view);
+    if (tensor.defined()) result = result * 1099511628211ULL + value_hash(tensor);
   }
   return result;
 }

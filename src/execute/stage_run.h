@@ -7,17 +7,18 @@
 #include <headroom/model/chain.h>
 
 #include "execute/boundary_store.h"
+#include "execute/recompute_state.h"
 
 #include <ATen/core/Tensor.h>
 #include <torch/csrc/autograd/edge.h>
 #include <torch/csrc/autograd/function.h>
 
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <string>
 #include <utility>
 #include <vector>
-#include "memory"
 
 namespace headroom {
 
@@ -73,38 +74,6 @@ Tensors loss_gradient(const KeptStage& last, double scale);
 /// Runs backward: adds to the gradients of the stage's parameters and returns those of its inputs
 /// (undefined where none is wanted). Whatever the stage kept is gone afterwards.
 Tensors backward_through(KeptStage kept, Tensors output_gradients);
-
-/// Remembers what a stage's forward depends on besides its inputs, so that a second forward gives
-/// the same values and leaves no trace.
-class StageState {
- public:
-  /// Call right before the first forward.
-  static StageState record(const Stage& stage);
-
-  /// Throws Error, naming the parameter, when one was changed since record().
-  void check_parameters(const Stage& stage) const;
-
-  const RandomState& random() const { return random_; }
-
- private:
-  RandomState random_;
-  std::vector<std::uint32_t> parameter_versions_;
-};
-
-/// For the lifetime of the scope the random state is that of the stage's first forward; afterwards
-/// random state and buffers (BatchNorm's statistics) are as they were before it.
-class RecomputeScope {
- public:
-  RecomputeScope(const Stage& stage, const StageState& state);
-  ~RecomputeScope();
-  RecomputeScope(const RecomputeScope&) = delete;
-  RecomputeScope& operator=(const RecomputeScope&) = delete;
-
- private:
-  RandomStateScope random_;
-  std::vector<std::pair<at::Tensor, std::string>>
-      buffers_;  // with their bytes: copies outside of tensor memory
-};
 
 /// A number that is the same for equal bytes, to compare a recomputed value with the first one.
 std::uint64_t fingerprint(const Tensors& tensors);

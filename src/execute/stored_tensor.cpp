@@ -4,9 +4,22 @@
 
 #include <torch/types.h>
 
+#include <algorithm>
 #include <utility>
+#include <vector>
 
 namespace headroom {
+namespace {
+
+bool is_float(at::ScalarType type) { return type == at::kFloat || type == at::kDouble; }
+
+template <at::ScalarType kType>
+std::shared_ptr<const Stored> store_half(const at::Tensor& flat,
+                                         const std::shared_ptr<SpillFile>& /*file*/) {
+  return std::make_shared<InHalf>(flat.scalar_type(), convert(flat, kType));
+}
+
+}  // namespace
 
 InHalf::InHalf(at::ScalarType dtype, at::Tensor flat_half)
     : dtype_(dtype), half_(std::move(flat_half)) {}
@@ -33,12 +46,21 @@ at::Tensor OnDisk::restore() const {
 
 std::int64_t OnDisk::num_bytes() const { return static_cast<std::int64_t>(num_bytes_); }
 
-std::shared_ptr<const Stored> store_flat(const at::Tensor& flat, KeepAs format,
-                                         const std::shared_ptr<SpillFile>& file) {
-  if (format == KeepAs::kDisk) return std::make_shared<OnDisk>(flat, file);
-  if (flat.scalar_type() != at::kFloat && flat.scalar_type() != at::kDouble) return nullptr;
-  return std::make_shared<InHalf>(
-      flat.scalar_type(), convert(flat, format == KeepAs::kFp16 ? at::kHalf : at::kBFloat16));
+const KeptFormat& kept_format(KeepAs format) {
+  static const std::vector<KeptFormat> table = {
+      {KeepAs::kBf16, "bf16", 0.5, false, false, is_float, store_half<at::kBFloat16>},
+      {KeepAs::kFp16, "fp16", 0.5, false, false, is_float, store_half<at::kHalf>},
+      {KeepAs::kDisk, "disk", 0.0, true, true, [](at::ScalarType) { return true; },
+       [](const at::Tensor& flat, const std::shared_ptr<SpillFile>& file) {
+         return std::shared_ptr<const Stored>(std::make_shared<OnDisk>(flat, file));
+       }},
+  };
+  return *std::find_if(table.begin(), table.end(),
+                       [&](const KeptFormat& row) { return row.format == format; });
+}
+
+std::shared_ptr<SpillFile> KeptFormat::make_file(const std::string& folder) const {
+  return needs_file ? std::make_shared<SpillFile>(folder) : nullptr;
 }
 
 void PassThroughHooks::call_pack_hook(const at::Tensor& tensor) {

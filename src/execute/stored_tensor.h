@@ -8,7 +8,7 @@
 #include <torch/csrc/autograd/saved_variable_hooks.h>
 
 #include <cstdint>
-#include "memory"
+#include <memory>
 
 #include "execute/spill_file.h"
 
@@ -54,10 +54,23 @@ class OnDisk final : public Stored {
   std::int64_t offset_ = 0;
 };
 
-/// `flat` in the form that `format` gives to its type; null when that is the form it has. `file` is
-/// for KeepAs::kDisk.
-std::shared_ptr<const Stored> store_flat(const at::Tensor& flat, KeepAs format,
+/// One row of the table of formats. To add one: a KeepAs, a Stored and its row.
+struct KeptFormat {
+  KeepAs format;
+  const char* name;   ///< in plans and messages
+  double size_ratio;  ///< bytes of memory that it takes, to those of a float tensor
+  bool is_exact;      ///< what comes back is what was stored, bit for bit
+  bool needs_file;    ///< a SpillFile holds the elements
+  /// Whether tensors of this type have this form; others stay as they are.
+  bool (*applies_to)(at::ScalarType type);
+  /// A flat tensor of such a type in this form. `file` is null unless the format needs one.
+  std::shared_ptr<const Stored> (*store)(const at::Tensor& flat,
                                          const std::shared_ptr<SpillFile>& file);
+
+  /// The file that tensors in this form go to, in `folder`; null for a form that needs none.
+  std::shared_ptr<SpillFile> make_file(const std::string& folder) const;
+};
+const KeptFormat& kept_format(KeepAs format);
 
 /// One saved tensor that is kept as usual. With hooks in place LibTorch leaves the check of
 /// versions to us.

@@ -1,6 +1,6 @@
 #pragma once
 
-#include "memory"
+#include <memory>
 
 namespace torch::autograd {
 struct SavedVariableHooks;

@@ -1,8 +1,12 @@
 #include "memory/pool.h"
 
 #include <sys/mman.h>
+#include <sys/resource.h>
+#include <sys/sysinfo.h>
 
 #include <algorithm>
+#include <cstdio>
+#include <limits>
 
 namespace headroom {
 namespace {
@@ -22,6 +26,29 @@ void* map_pages(std::size_t bytes) {
   void* address = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE,
                          MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   return address == MAP_FAILED ? nullptr : address;
+}
+
+// Where address space is limited (ulimit -v), BLAS, threads and LibTorch need some of it too, and
+// one that gets none may wait for it for ever: an arena takes no more than a part of what is left.
+std::size_t most_to_reserve() {
+  rlimit limit{};
+  if (::getrlimit(RLIMIT_AS, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY)
+    return std::numeric_limits<std::size_t>::max();
+  std::size_t used_pages = 0;
+  if (std::FILE* file = std::fopen("/proc/self/statm", "r")) {
+    if (std::fscanf(file, "%zu", &used_pages) != 1) used_pages = 0;
+    std::fclose(file);
+  }
+  const std::size_t used = used_pages * kPageBytes;
+  return limit.rlim_cur > used ? (limit.rlim_cur - used) / 4 : 0;
+}
+
+// The system grants more address space than it has memory. A block that memory and swap together
+// cannot hold would be filled until the system ends some process, so it is refused at once.
+bool can_ever_be_resident(std::size_t bytes) {
+  struct sysinfo info {};
+  if (::sysinfo(&info) != 0) return true;
+  return bytes <= (std::size_t{info.totalram} + std::size_t{info.totalswap}) * info.mem_unit;
 }
 
 // Bits [first, last) of the word that holds bit `first`.
@@ -104,7 +131,10 @@ Block* Heap::find(std::size_t size) {
 bool Heap::reserve_arena(std::size_t at_least) {
   // Only address space is reserved here. Where that is limited, a smaller range has to do.
   at_least = round_up(at_least + 2 * sizeof(Block), kPageBytes);
-  std::size_t bytes = std::max(arena_bytes_, at_least);
+  if (!can_ever_be_resident(at_least)) return false;
+  const std::size_t most = most_to_reserve();
+  if (at_least / 3 > most) return false;  // one block may have three quarters of what is left
+  std::size_t bytes = std::max(std::min(arena_bytes_, most / kPageBytes * kPageBytes), at_least);
   void* begin = map_pages(bytes);
   while (!begin && bytes > at_least) {
     bytes = std::max(bytes / 2 / kPageBytes * kPageBytes, at_least);

@@ -1,9 +1,12 @@
 #include "memory/shape_meter.h"
 
+#include <headroom/core/bytes.h>
+#include <headroom/core/error.h>
 #include "core/torch_compat.h"
 
 #include <ATen/ATen.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
+#include <fmt/format.h>
 
 #include <algorithm>
 #include <mutex>
@@ -31,6 +34,11 @@ class ShapeAllocator final : public c10::Allocator {
   c10::DataPtr allocate(std::size_t num_bytes) HEADROOM_ALLOCATE_CONST override {
     const c10::Device meta(c10::kMeta);
     if (num_bytes == 0) return {nullptr, nullptr, &give, meta};
+    if (num_bytes > static_cast<std::size_t>(kMaxBytes - instance().live())) {
+      throw ConfigError(fmt::format(
+          "a tensor of {} bytes beside {}: the sizes of the model or the batch are out of bounds",
+          num_bytes, format_bytes(instance().live())));
+    }
     auto* block = new ShapeBlock{static_cast<std::int64_t>(num_bytes), ++last_allocation_number};
     instance().add(block->num_bytes);
     return {nullptr, block, &give, meta};
@@ -58,6 +66,9 @@ class ShapeAllocator final : public c10::Allocator {
   }
 
  private:
+  // More than any machine has, and few enough for sums of several peaks.
+  static constexpr std::int64_t kMaxBytes = std::int64_t{1} << 60;
+
   void add(std::int64_t num_bytes) {
     const std::lock_guard<std::mutex> lock(mutex_);
     live_bytes_ += num_bytes;

@@ -8,6 +8,7 @@
 #include "ops/linear.h"
 #include "ops/rows_at.h"
 
+#include "model/family.h"
 #include "model/transformer_parts.h"
 
 #include <fmt/format.h>
@@ -115,12 +116,7 @@ class BertHead final : public Stage {
   at::Tensor bias_;
 };
 
-}  // namespace
-
-std::vector<std::string> bert_names() { return names_of(presets()); }
-
-BertConfig bert_config(const std::string& name, const std::string& text) {
-  BertConfig config = find_preset(presets(), name);
+ConfigSetters setters_of(BertConfig& config) {
   ConfigSetters setters = encoder_setters(config);
   setters.insert({{"max_position_embeddings", set_size(config.max_position_embeddings)},
                   {"vocab_size", set_size(config.vocab_size)},
@@ -128,7 +124,32 @@ BertConfig bert_config(const std::string& name, const std::string& text) {
                   {"length", set_size(config.length)},
                   {"mlm_probability", set_probability(config.mlm_probability)},
                   {"mask_token", set_size(config.mask_token)}});
-  read_config("a BERT", text, setters);
+  return setters;
+}
+
+ZooModel make_zoo_bert(const std::string& name, const std::string& text) {
+  const BertConfig config = bert_config(name, text);
+  ModelInput input;
+  input.kind = ModelInput::Kind::kTokens;
+  input.length = config.length;
+  input.vocabulary = config.vocab_size;
+  input.num_masked = num_masked(config);
+  input.mask_token = config.mask_token;
+  return {make_bert(config), input};
+}
+
+}  // namespace
+
+ModelFamily bert_family() {
+  BertConfig config;
+  return {"masked tokens, as BERT", bert_names(), keys_of(setters_of(config)), make_zoo_bert};
+}
+
+std::vector<std::string> bert_names() { return names_of(presets()); }
+
+BertConfig bert_config(const std::string& name, const std::string& text) {
+  BertConfig config = find_preset(presets(), name);
+  read_config("a BERT", text, setters_of(config));
   if (config.length == 0) config.length = config.max_position_embeddings;
   if (config.mask_token < 0) config.mask_token = config.vocab_size - 1;
   num_parameters(config);  // checks the sizes

@@ -8,6 +8,7 @@
 #include "ops/patch_embedding.h"
 #include "ops/rows_at.h"
 
+#include "model/family.h"
 #include "model/transformer_parts.h"
 
 #include <fmt/format.h>
@@ -176,23 +177,45 @@ void add_encoder_setters(const std::string& prefix, EncoderConfig& config, Confi
   for (auto& [key, setter] : encoder_setters(config)) setters[prefix + key] = setter;
 }
 
-}  // namespace
-
-std::vector<std::string> clip_names() { return names_of(presets()); }
-
-ClipConfig clip_config(const std::string& name, const std::string& text) {
-  ClipConfig config = find_preset(presets(), name);
-  ConfigSetters setters{{"patch_size", set_size(config.patch_size)},
-                        {"image_size", set_sizes({&config.rows, &config.columns})},
-                        {"rows", set_size(config.rows)},
-                        {"columns", set_size(config.columns)},
-                        {"channels", set_size(config.channels)},
+ConfigSetters setters_of(ClipConfig& config) {
+  ConfigSetters setters{{"patch_size", set_side(config.patch_size)},
+                        {"image_size", set_sides({&config.rows, &config.columns})},
+                        {"rows", set_side(config.rows)},
+                        {"columns", set_side(config.columns)},
+                        {"channels", set_side(config.channels)},
                         {"vocab_size", set_size(config.vocab_size)},
                         {"length", set_size(config.length)},
                         {"projection_dim", set_size(config.projection_dim)}};
   add_encoder_setters("vision_", config.vision, setters);
   add_encoder_setters("text_", config.text, setters);
-  read_config("a CLIP", text, setters);
+  return setters;
+}
+
+ZooModel make_zoo_clip(const std::string& name, const std::string& text) {
+  const ClipConfig config = clip_config(name, text);
+  ModelInput input;
+  input.kind = ModelInput::Kind::kPairs;
+  input.channels = config.channels;
+  input.rows = config.rows;
+  input.columns = config.columns;
+  input.length = config.length;
+  input.vocabulary = config.vocab_size;
+  return {make_clip(config), input};
+}
+
+}  // namespace
+
+ModelFamily clip_family() {
+  ClipConfig config;
+  return {"images with their texts, as CLIP", clip_names(), keys_of(setters_of(config)),
+          make_zoo_clip};
+}
+
+std::vector<std::string> clip_names() { return names_of(presets()); }
+
+ClipConfig clip_config(const std::string& name, const std::string& text) {
+  ClipConfig config = find_preset(presets(), name);
+  read_config("a CLIP", text, setters_of(config));
   num_parameters(config);  // checks the sizes
   return config;
 }

@@ -6,18 +6,17 @@
 #include "ops/embedding.h"
 #include "ops/layer_norm.h"
 
+#include "model/decoder.h"
 #include "model/transformer_parts.h"
 
 #include <fmt/format.h>
 
-#include <algorithm>
 #include <cmath>
-#include <random>
 
 namespace headroom {
 namespace {
 
-class GptEmbedding final : public Stage {
+class GptEmbedding final : public Stage, public DecoderEmbedding {
  public:
   explicit GptEmbedding(const GptConfig& config)
       : Stage("embedding"),
@@ -31,10 +30,14 @@ class GptEmbedding final : public Stage {
         token_position_embedding(inputs.at(0), wte_->weight, wpe_->weight);  // (B, T, C)
     return {dropout(x, module_->is_training() ? dropout_ : 0.0)};
   }
+  at::Tensor embed(const at::Tensor& tokens, std::int64_t first) const override {
+    return token_position_embedding(tokens.to(wte_->weight.device()), wte_->weight,
+                                    wpe_->weight.slice(0, first));
+  }
+  std::int64_t num_positions() const override { return wpe_->weight.size(0); }
   std::shared_ptr<torch::nn::Module> module() const override { return module_; }
   bool runs_without_memory() const override { return true; }
   const Weights& tokens() const { return wte_; }
-  std::int64_t block_size() const { return wpe_->weight.size(0); }
 
  private:
   double dropout_;
@@ -72,7 +75,7 @@ std::shared_ptr<Stage> make_block(const GptConfig& config, std::int64_t index) {
                                       options);
 }
 
-class GptHead final : public Stage {
+class GptHead final : public Stage, public DecoderHead {
  public:
   GptHead(const GptConfig& config, const Weights& tokens)
       : Stage("head"),
@@ -90,8 +93,7 @@ class GptHead final : public Stage {
   std::shared_ptr<torch::nn::Module> module() const override { return module_; }
   bool runs_without_memory() const override { return true; }
 
-  /// Scores of the token after the last one, (V).
-  at::Tensor next_scores(const at::Tensor& x) const {
+  at::Tensor next_scores(const at::Tensor& x) const override {
     const at::Tensor last = x.select(1, x.size(1) - 1).select(0, 0);  // (C)
     return at::mv(tokens_->weight, layer_norm(last, ln_f_->weight, ln_f_->bias));
   }
@@ -100,21 +102,6 @@ class GptHead final : public Stage {
   std::shared_ptr<GroupModule> module_ = std::make_shared<GroupModule>();
   Weights ln_f_, tokens_;
 };
-
-std::int64_t draw_token(const at::Tensor& scores, const GenerateOptions& options,
-                        std::mt19937_64& random) {
-  if (options.temperature == 0.0) return scores.argmax().item<std::int64_t>();
-  at::Tensor scaled = scores.to(at::kDouble) / options.temperature;
-  if (options.top_k > 0 && options.top_k < scaled.numel()) {
-    const at::Tensor least = std::get<0>(scaled.topk(options.top_k)).min();
-    scaled = scaled.masked_fill(scaled < least, -std::numeric_limits<double>::infinity());
-  }
-  const at::Tensor cumulative = scaled.softmax(0).cumsum(0).contiguous();
-  const double* sums = cumulative.data_ptr<double>();
-  const double u = std::uniform_real_distribution<double>()(random) * sums[cumulative.numel() - 1];
-  const double* found = std::upper_bound(sums, sums + cumulative.numel(), u);
-  return std::min<std::int64_t>(found - sums, cumulative.numel() - 1);
-}
 
 }  // namespace
 
@@ -133,35 +120,6 @@ std::string gpt2_parameter_name(const std::string& chain_name) {
   const auto [stage, rest] = split_name(chain_name);
   if (stage.rfind("block", 0) == 0) return "transformer.h." + stage.substr(5) + "." + rest;
   return rest.rfind("lm_head", 0) == 0 ? rest : "transformer." + rest;
-}
-
-std::vector<std::int64_t> generate(const Chain& chain, const std::vector<std::int64_t>& prompt,
-                                   const GenerateOptions& options) {
-  const auto* embedding =
-      chain.size() < 2 ? nullptr : dynamic_cast<const GptEmbedding*>(&chain.stage(0));
-  const auto* head =
-      chain.size() < 2 ? nullptr : dynamic_cast<const GptHead*>(&chain.stage(chain.size() - 1));
-  if (embedding == nullptr || head == nullptr)
-    throw ConfigError("only a model made by make_gpt can generate text");
-  if (prompt.empty()) throw ConfigError("generate needs at least one token to start from");
-  const torch::NoGradGuard no_grad;
-  const bool was_training = embedding->module()->is_training();
-  chain.train(false);
-  std::mt19937_64 random(options.seed);
-  std::vector<std::int64_t> tokens = prompt;
-  for (std::int64_t i = 0; i < options.num_tokens; ++i) {
-    const auto count =
-        std::min<std::int64_t>(embedding->block_size(), static_cast<std::int64_t>(tokens.size()));
-    at::Tensor x =
-        torch::tensor(std::vector<std::int64_t>(tokens.end() - count, tokens.end()), torch::kLong)
-            .unsqueeze(0);  // (1, T)
-    x = x.to(embedding->tokens()->weight.device());
-    for (std::size_t stage = 0; stage + 1 < chain.size(); ++stage)
-      x = chain.stage(stage).forward({x}, {}, 0).at(0);
-    tokens.push_back(draw_token(head->next_scores(x).cpu(), options, random));
-  }
-  chain.train(was_training);
-  return {tokens.begin() + static_cast<std::ptrdiff_t>(prompt.size()), tokens.end()};
 }
 
 }  // namespace headroom

@@ -1,7 +1,7 @@
 #include <headroom/core/error.h>
 #include <headroom/model/gpt.h>
-
 #include "model/config_text.h"
+#include "model/family.h"
 
 #include <fmt/format.h>
 
@@ -30,16 +30,13 @@ const Presets<GptConfig>& presets() {
 
 ConfigSetters setters_of(GptConfig& config) {
   return {
-      {"n_layer", set_size(config.n_layer)},
+      {"n_layer", set_layers(config.n_layer)},
       {"n_head", set_size(config.n_head)},
       {"n_embd", set_size(config.n_embd)},
       {"block_size", set_size(config.block_size)},
       {"vocab_size", set_size(config.vocab_size)},
       {"dropout", set_probability(config.dropout)},
-      {"bias",
-       [&](const std::string& key, const std::string& value) {
-         config.bias = parse_word(key, value, "true", "false");
-       }},
+      {"bias", set_flag(config.bias)},
       {"gelu",
        [&](const std::string& key, const std::string& value) {
          config.gelu = parse_word(key, value, "tanh", "exact") ? GeluKind::kTanh : GeluKind::kExact;
@@ -47,7 +44,21 @@ ConfigSetters setters_of(GptConfig& config) {
   };
 }
 
+ZooModel make_zoo_gpt(const std::string& name, const std::string& text) {
+  const GptConfig config = gpt_config(name, text);
+  ModelInput input;
+  input.kind = ModelInput::Kind::kTokens;
+  input.length = config.block_size;
+  input.vocabulary = config.vocab_size;
+  return {make_gpt(config), input};
+}
+
 }  // namespace
+
+ModelFamily gpt_family() {
+  GptConfig config;
+  return {"next token, as GPT-2", gpt_names(), keys_of(setters_of(config)), make_zoo_gpt};
+}
 
 std::vector<std::string> gpt_names() { return names_of(presets()); }
 

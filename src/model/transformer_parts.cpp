@@ -1,6 +1,8 @@
 #include "model/transformer_parts.h"
 
 #include <headroom/core/error.h>
+#include "ops/layer_norm.h"
+#include "ops/linear.h"
 
 #include <fmt/format.h>
 
@@ -21,9 +23,30 @@ std::vector<at::Tensor> BlockStage::forward(const std::vector<at::Tensor>& input
   return outputs;
 }
 
+KeyValueCache BlockStage::make_cache(std::int64_t capacity) const {
+  const std::int64_t num_kv_heads = options_.attention.num_kv_heads.value_or(options_.num_heads);
+  return {num_kv_heads, capacity,
+          attention_.qkv_weight.size(0) / (options_.num_heads + 2 * num_kv_heads),
+          attention_.qkv_weight};
+}
+
+at::Tensor BlockStage::decode(const at::Tensor& x, KeyValueCache& cache) const {
+  const torch::NoGradGuard no_grad;
+  BlockOptions options = options_;
+  options.attention.dropout_p = options.residual_dropout_p = 0.0;
+  const auto rows = [](const at::Tensor& t) { return t.reshape({t.size(1), t.size(2)}); };
+  const at::Tensor normed =
+      norm(options.norm, x, attention_.norm_weight, attention_.norm_bias, options.norm_eps);
+  const at::Tensor qkv = linear(rows(normed), attention_.qkv_weight, attention_.qkv_bias);
+  const at::Tensor y =
+      cached_attention(qkv.unsqueeze(0), options.num_heads, options.attention, cache);
+  const at::Tensor added = linear(rows(y), attention_.proj_weight, attention_.proj_bias);
+  return mlp_residual(x + added.unsqueeze(0), mlp_, options);
+}
+
 ConfigSetters encoder_setters(EncoderConfig& config) {
   return {{"hidden_size", set_size(config.hidden_size)},
-          {"num_hidden_layers", set_size(config.num_hidden_layers)},
+          {"num_hidden_layers", set_layers(config.num_hidden_layers)},
           {"num_attention_heads", set_size(config.num_attention_heads)},
           {"intermediate_size", set_size(config.intermediate_size)},
           {"hidden_dropout_prob", set_probability(config.hidden_dropout_prob)},

@@ -5,16 +5,17 @@
 #include <headroom/model/chain.h>
 #include <headroom/ops/transformer.h>
 #include "model/encoder.h"
+#include "ops/cached_attention.h"
 
 #include "model/config_text.h"
 
 #include <torch/torch.h>
 
 #include <map>
+#include <memory>
 #include <string>
 #include <utility>
 #include <vector>
-#include "memory"
 
 namespace headroom {
 
@@ -73,7 +74,7 @@ class BlockStage final : public Stage {
 
   std::vector<at::Tensor> forward(const std::vector<at::Tensor>& inputs, const MicroBatch& micro,
                                   int option) override;
-  std::vector<std::string> options() const override { return block_keep_names(); }
+  std::vector<std::string> options() const override { return block_keep_names(options_.gated); }
   int half_option() const override { return static_cast<int>(BlockKeep::kNoGeluNorms); }
   int num_half_options() const override {
     return static_cast<int>(BlockKeep::kAttention) - half_option() + 1;
@@ -81,6 +82,14 @@ class BlockStage final : public Stage {
   std::shared_ptr<torch::nn::Module> module() const override { return module_; }
   bool runs_without_memory() const override { return true; }
   std::string kind() const override { return kind_; }
+
+  /// True when a text can go through the block piece by piece: no token sees later ones.
+  bool can_decode() const { return norms_ == NormPlace::kBefore && options_.attention.causal; }
+  /// Room for the keys and values of `capacity` tokens of one text.
+  KeyValueCache make_cache(std::int64_t capacity) const;
+  /// The block for the tokens of x (1, T, C), which follow those in the cache; see
+  /// cached_attention(). Without gradients and dropout.
+  at::Tensor decode(const at::Tensor& x, KeyValueCache& cache) const;
 
  private:
   std::string kind_;

@@ -6,6 +6,8 @@
 #include "ops/linear.h"
 #include "ops/patch_embedding.h"
 
+#include "model/family.h"
+#include "model/image_parts.h"
 #include "model/transformer_parts.h"
 
 #include <fmt/format.h>
@@ -108,20 +110,35 @@ class VitHead final : public Stage {
   Weights layernorm_, classifier_;
 };
 
+ConfigSetters setters_of(VitConfig& config) {
+  ConfigSetters setters = encoder_setters(config);
+  setters.insert({{"patch_size", set_side(config.patch_size)},
+                  {"image_size", set_sides({&config.rows, &config.columns})},
+                  {"rows", set_side(config.rows)},
+                  {"columns", set_side(config.columns)},
+                  {"channels", set_side(config.channels)},
+                  {"classes", set_size(config.classes)}});
+  return setters;
+}
+
+ZooModel make_zoo_vit(const std::string& name, const std::string& text) {
+  const VitConfig config = vit_config(name, text);
+  return {make_vit(config),
+          image_input({config.channels, config.rows, config.columns, config.classes})};
+}
+
 }  // namespace
+
+ModelFamily vit_family() {
+  VitConfig config;
+  return {"vision transformers", vit_names(), keys_of(setters_of(config)), make_zoo_vit};
+}
 
 std::vector<std::string> vit_names() { return names_of(presets()); }
 
 VitConfig vit_config(const std::string& name, const std::string& text) {
   VitConfig config = find_preset(presets(), name);
-  ConfigSetters setters = encoder_setters(config);
-  setters.insert({{"patch_size", set_size(config.patch_size)},
-                  {"image_size", set_sizes({&config.rows, &config.columns})},
-                  {"rows", set_size(config.rows)},
-                  {"columns", set_size(config.columns)},
-                  {"channels", set_size(config.channels)},
-                  {"classes", set_size(config.classes)}});
-  read_config("a ViT", text, setters);
+  read_config("a ViT", text, setters_of(config));
   num_parameters(config);  // checks the sizes
   return config;
 }

@@ -144,40 +144,78 @@ HWY_INLINE void ScatterRow(const float* row, std::int64_t padded_size, std::int6
   }
 }
 
-// The addresses of one head in (B, T, 3C).
+// The addresses of a head of queries: in qkv and its bias, and in y.
 struct Head {
-  Head(const AttentionCall& call, std::int64_t item)
-      : sample(item / call.num_heads),
-        head(item % call.num_heads),
+  std::int64_t index, start, output_start;  // index: sample * num_heads + head
+  const float* source;
+  const float* bias;
+};
+
+// The addresses of a group in qkv: its keys (part 1), its values (part 2) and its heads of queries.
+struct Group {
+  Group(const AttentionCall& call, std::int64_t item)
+      : sample(item / call.num_kv_heads),
+        num_heads(call.num_heads / call.num_kv_heads),
         channels(call.num_heads * call.head_size),
-        stride(3 * channels) {
-    const std::int64_t offset = sample * call.length * stride + head * call.head_size;
-    for (int part = 0; part < 3; ++part) {
-      start[part] = offset + part * channels;
+        stride(channels + 2 * call.num_kv_heads * call.head_size),
+        first_head(item % call.num_kv_heads * num_heads) {
+    for (const int part : {1, 2}) {
+      const std::int64_t column =
+          channels + ((part - 1) * call.num_kv_heads + item % call.num_kv_heads) * call.head_size;
+      start[part] = sample * call.length * stride + column;
       source[part] = call.qkv + start[part];
-      bias[part] = call.qkv_bias == nullptr
-                       ? nullptr
-                       : call.qkv_bias + part * channels + head * call.head_size;
+      bias[part] = call.qkv_bias == nullptr ? nullptr : call.qkv_bias + column;
     }
-    output_start = sample * call.length * channels + head * call.head_size;
   }
-  std::int64_t sample, head, channels, stride, output_start = 0;
+  Head head(const AttentionCall& call, std::int64_t index) const {
+    const std::int64_t head = first_head + index, column = head * call.head_size,
+                       at = sample * call.length * stride + column;
+    return {sample * call.num_heads + head, at, sample * call.length * channels + column,
+            call.qkv + at, call.qkv_bias == nullptr ? nullptr : call.qkv_bias + column};
+  }
+  std::int64_t sample, num_heads, channels, stride, first_head;
   std::int64_t start[3] = {};
   const float* source[3] = {};
   const float* bias[3] = {};
 };
 
-// Keys or values of a head, once as panels of rows and once transposed. Either may be null. `row`
-// holds a strip of rows.
-void PackHead(const AttentionCall& call, const Head& head, int part, float* strip, float* rows,
-              float* transposed) {
+// Turns channels j and j + D / 2 of a query or a key by the angle of its position; `direction` -1
+// turns them back.
+HWY_INLINE void RotateRow(const AttentionCall& call, std::int64_t position, float direction,
+                          float* row) {
+  if (call.rotary_cos == nullptr) return;
+  const DF d;
+  const std::int64_t half = call.head_size / 2, lanes = NumLanes();
+  const float* cosines = call.rotary_cos + position * half;
+  const float* sines = call.rotary_sin + position * half;
+  float *low = row, *high = row + half;
+  std::int64_t j = 0;
+  for (; j + lanes <= half; j += lanes) {
+    const VF a = hn::LoadU(d, low + j), b = hn::LoadU(d, high + j);
+    const VF c = hn::LoadU(d, cosines + j),
+             s = hn::Mul(hn::LoadU(d, sines + j), hn::Set(d, direction));
+    hn::StoreU(hn::NegMulAdd(b, s, hn::Mul(a, c)), d, low + j);
+    hn::StoreU(hn::MulAdd(a, s, hn::Mul(b, c)), d, high + j);
+  }
+  for (; j < half; ++j) {
+    const float a = low[j], b = high[j], c = cosines[j], s = sines[j] * direction;
+    low[j] = a * c - b * s;
+    high[j] = b * c + a * s;
+  }
+}
+
+// Keys or values of a group, once as panels of rows and once transposed. Either may be null.
+// `strip` holds the rows of a panel.
+void Pack(const AttentionCall& call, const Group& group, int part, float* strip, float* rows,
+          float* transposed) {
   const std::int64_t size = call.head_size, depth = padded(size), width = PanelWidth();
   const std::int64_t length = call.length, padded_length = padded(length);
   for (std::int64_t t0 = 0; t0 < padded_length; t0 += width) {
     for (std::int64_t t = t0; t < t0 + width; ++t) {
       float* row = strip + (t - t0) * depth;
       if (t < length) {
-        CopyRow(head.source[part] + t * head.stride, head.bias[part], 1.0f, size, depth, row);
+        CopyRow(group.source[part] + t * group.stride, group.bias[part], 1.0f, size, depth, row);
+        if (part == 1) RotateRow(call, t, 1.0f, row);
       } else {
         std::memset(row, 0, static_cast<std::size_t>(depth) * sizeof(float));
       }
@@ -341,60 +379,89 @@ HWY_INLINE bool AnyVisible(const float* bias, std::int64_t begin, std::int64_t e
   return false;
 }
 
-void AttentionForwardHead(const AttentionCall& call, float* y, float* softmax, std::int64_t item,
-                          float* scratch) {
+// One query, with its bias and turned to its position; zeros up to `depth`.
+HWY_INLINE void CopyQuery(const AttentionCall& call, const Group& group, const Head& head,
+                          std::int64_t position, std::int64_t depth, float* row) {
+  CopyRow(head.source + position * group.stride, head.bias, 1.0f, call.head_size, depth, row);
+  RotateRow(call, position, 1.0f, row);
+}
+
+struct ForwardScratch {
+  ForwardScratch(float* at, std::int64_t length, std::int64_t depth)
+      : keys(at),
+        values(keys + length * depth),
+        queries(values + length * depth),
+        out(queries + kQueryTile * depth),
+        scores(out + kQueryTile * depth),
+        maxima(scores + std::max(kQueryTile * kScoreStride, kernels::kWidestPanel * depth)),
+        sums(maxima + kQueryTile),
+        mask(sums + kQueryTile) {}
+  float* keys;    // transposed panels
+  float* values;  // panels of rows
+  float *queries, *out;
+  float* scores;  // also the strip of Pack
+  float *maxima, *sums, *mask;
+};
+
+// Scores of one tile, made into weights; adds the weighted values to s.out.
+HWY_INLINE void ForwardTile(const AttentionCall& call, const Tile& tile, const ForwardScratch& s,
+                            std::int64_t head_index, std::int64_t depth,
+                            std::int64_t padded_length) {
+  Scores(tile, s.queries, s.keys, depth, s.scores);
+  for (std::int64_t i = 0; i < tile.num_queries; ++i) {
+    float* row = s.scores + i * kScoreStride;
+    const std::int64_t count = tile.visible(i);
+    const std::int64_t group_end =
+        tile.visible(std::min(i / kRows * kRows + kRows, tile.num_queries) - 1);
+    if (call.key_mask != nullptr) AddRow(row, s.mask + tile.key, count);
+    if (count > 0)
+      SoftmaxRow(row, count, call.scale, s.maxima[i], s.sums[i], s.out + i * depth, depth);
+    ZeroRow(row, count, group_end);
+    if (call.dropout.threshold != 0)
+      DropRow(call.dropout, head_index * call.length + tile.query + i, tile.key, row, count);
+  }
+  WeightedSum(tile, s.scores, s.values, padded_length, depth, s.out);
+}
+
+void ForwardHead(const AttentionCall& call, const Group& group, const Head& head,
+                 const ForwardScratch& s, std::int64_t num_keys, float* y, float* softmax) {
   const std::int64_t length = call.length, depth = padded(call.head_size),
                      padded_length = padded(length);
-  const Head head(call, item);
-  float* keys = scratch;                         // transposed panels
-  float* values = keys + padded_length * depth;  // panels of rows
-  float* queries = values + padded_length * depth;
-  float* out = queries + kQueryTile * depth;
-  float* scores = out + kQueryTile * depth;  // also the strip of PackHead
-  float* maxima = scores + std::max(kQueryTile * kScoreStride, kernels::kWidestPanel * depth);
-  float* sums = maxima + kQueryTile;
-  float* mask = sums + kQueryTile;
-  PackHead(call, head, 1, scores, nullptr, keys);
-  PackHead(call, head, 2, scores, values, nullptr);
-  const std::int64_t num_keys =
-      call.key_mask == nullptr ? length : MaskBias(call, head.sample, mask);
   for (std::int64_t query = 0; query < length; query += kQueryTile) {
     const std::int64_t num_queries = std::min(kQueryTile, length - query);
     for (std::int64_t i = 0; i < num_queries; ++i) {
-      CopyRow(head.source[0] + (query + i) * head.stride, head.bias[0], 1.0f, call.head_size, depth,
-              queries + i * depth);
-      maxima[i] = kLowest;
-      sums[i] = 0.0f;
+      CopyQuery(call, group, head, query + i, depth, s.queries + i * depth);
+      s.maxima[i] = kLowest;
+      s.sums[i] = 0.0f;
     }
-    std::memset(out, 0, static_cast<std::size_t>(num_queries * depth) * sizeof(float));
+    std::memset(s.out, 0, static_cast<std::size_t>(num_queries * depth) * sizeof(float));
     const std::int64_t key_end = call.causal ? std::min(num_keys, query + num_queries) : num_keys;
     for (std::int64_t key = 0; key < key_end; key += kKeyTile) {
       const Tile tile{query, num_queries, key, std::min(kKeyTile, key_end - key), call.causal};
-      if (call.key_mask != nullptr && !AnyVisible(mask, key, key + tile.num_keys)) continue;
-      Scores(tile, queries, keys, depth, scores);
-      for (std::int64_t i = 0; i < num_queries; ++i) {
-        float* row = scores + i * kScoreStride;
-        const std::int64_t count = tile.visible(i);
-        const std::int64_t group_end =
-            tile.visible(std::min(i / kRows * kRows + kRows, num_queries) - 1);
-        if (call.key_mask != nullptr) AddRow(row, mask + key, count);
-        if (count > 0)
-          SoftmaxRow(row, count, call.scale, maxima[i], sums[i], out + i * depth, depth);
-        ZeroRow(row, count, group_end);
-        if (call.dropout.threshold != 0)
-          DropRow(call.dropout, item * length + query + i, key, row, count);
-      }
-      WeightedSum(tile, scores, values, padded_length, depth, out);
+      if (call.key_mask != nullptr && !AnyVisible(s.mask, key, key + tile.num_keys)) continue;
+      ForwardTile(call, tile, s, head.index, depth, padded_length);
     }
     for (std::int64_t i = 0; i < num_queries; ++i) {
       // A row that sees no key gives 0; backward masks its scores, whatever its maximum is.
-      const float inverse = sums[i] == 0.0f ? 0.0f : 1.0f / sums[i];
-      float* row = y + head.output_start + (query + i) * head.channels;
-      CopyRow(out + i * depth, nullptr, inverse, call.head_size, 0, row);
-      softmax[item * 2 * length + query + i] = maxima[i];
-      softmax[(item * 2 + 1) * length + query + i] = inverse;
+      const float inverse = s.sums[i] == 0.0f ? 0.0f : 1.0f / s.sums[i];
+      float* row = y + head.output_start + (query + i) * group.channels;
+      CopyRow(s.out + i * depth, nullptr, inverse, call.head_size, 0, row);
+      softmax[head.index * 2 * length + query + i] = s.maxima[i];
+      softmax[(head.index * 2 + 1) * length + query + i] = inverse;
     }
   }
+}
+
+void AttentionForwardGroup(const AttentionCall& call, float* y, float* softmax, std::int64_t item,
+                           float* scratch) {
+  const Group group(call, item);
+  const ForwardScratch s(scratch, padded(call.length), padded(call.head_size));
+  Pack(call, group, 1, s.scores, nullptr, s.keys);
+  Pack(call, group, 2, s.scores, s.values, nullptr);
+  const std::int64_t num_keys =
+      call.key_mask == nullptr ? call.length : MaskBias(call, group.sample, s.mask);
+  for (std::int64_t head = 0; head < group.num_heads; ++head)
+    ForwardHead(call, group, group.head(call, head), s, num_keys, y, softmax);
 }
 
 // What forward kept of the softmax of a row, and what backward subtracts.
@@ -482,16 +549,17 @@ struct BackwardScratch {
 
 // Adds what one tile of queries and keys gives to dkeys, dvalues and dqueries.
 HWY_INLINE void BackwardTile(const AttentionCall& call, const Tile& tile, const BackwardScratch& s,
-                             const float* softmax, std::int64_t item, std::int64_t depth,
+                             const float* softmax, std::int64_t head_index, std::int64_t depth,
                              std::int64_t padded_length) {
-  const float* maxima = softmax + item * 2 * call.length + tile.query;
+  const float* maxima = softmax + head_index * 2 * call.length + tile.query;
   const float* inverse_sums = maxima + call.length;
   Scores(tile, s.queries, s.keys, depth, s.probabilities);
   Scores(tile, s.dout, s.values, depth, s.grads);
   for (std::int64_t i = 0; i < tile.num_queries; ++i) {
     float* p = s.probabilities + i * kScoreStride;
     float* g = s.grads + i * kScoreStride;
-    const std::int64_t count = tile.visible(i), random_row = item * call.length + tile.query + i;
+    const std::int64_t count = tile.visible(i),
+                       random_row = head_index * call.length + tile.query + i;
     // Transposed sums read columns in groups of rows: up to the end of the group that the last
     // visible key is in.
     const std::int64_t end = std::min(tile.num_keys, tile.visible(tile.num_queries - 1));
@@ -507,46 +575,57 @@ HWY_INLINE void BackwardTile(const AttentionCall& call, const Tile& tile, const 
   WeightedSum(tile, s.grads, s.key_rows, padded_length, depth, s.dqueries);
 }
 
-void AttentionBackwardHead(const AttentionCall& call, const float* y, const float* softmax,
-                           const float* dy, float* dqkv, std::int64_t item, float* scratch) {
+// Writes the gradient of one head of queries; adds what it gives to s.dkeys and s.dvalues.
+void BackwardHead(const AttentionCall& call, const Group& group, const Head& head,
+                  const BackwardScratch& s, std::int64_t num_keys, const float* y,
+                  const float* softmax, const float* dy, float* dqkv) {
   const std::int64_t length = call.length, depth = padded(call.head_size),
                      padded_length = padded(length);
-  const Head head(call, item);
-  const BackwardScratch s(scratch, padded_length, depth);
-  PackHead(call, head, 1, s.probabilities, s.key_rows, s.keys);
-  PackHead(call, head, 2, s.probabilities, nullptr, s.values);
-  std::memset(s.dkeys, 0, static_cast<std::size_t>(2 * padded_length * depth) * sizeof(float));
-  const std::int64_t num_keys =
-      call.key_mask == nullptr ? length : MaskBias(call, head.sample, s.mask);
   for (std::int64_t query = 0; query < length; query += kQueryTile) {
     const std::int64_t num_queries = std::min(kQueryTile, length - query);
     for (std::int64_t i = 0; i < num_queries; ++i) {
-      const std::int64_t at = head.output_start + (query + i) * head.channels;
-      CopyRow(head.source[0] + (query + i) * head.stride, head.bias[0], 1.0f, call.head_size, depth,
-              s.queries + i * depth);
+      const std::int64_t at = head.output_start + (query + i) * group.channels;
+      CopyQuery(call, group, head, query + i, depth, s.queries + i * depth);
       CopyRow(dy + at, nullptr, 1.0f, call.head_size, depth, s.dout + i * depth);
       ScatterRow(s.queries + i * depth, depth, i, kQueryTile, s.query_panels);
       ScatterRow(s.dout + i * depth, depth, i, kQueryTile, s.dout_panels);
     }
-    Deltas(s.dout, y + head.output_start + query * head.channels, head.channels, num_queries, depth,
-           call.head_size, s.deltas);
+    Deltas(s.dout, y + head.output_start + query * group.channels, group.channels, num_queries,
+           depth, call.head_size, s.deltas);
     std::memset(s.dqueries, 0, static_cast<std::size_t>(num_queries * depth) * sizeof(float));
     const std::int64_t key_end = call.causal ? std::min(num_keys, query + num_queries) : num_keys;
     for (std::int64_t key = 0; key < key_end; key += kKeyTile) {
       const Tile tile{query, num_queries, key, std::min(kKeyTile, key_end - key), call.causal};
       if (call.key_mask != nullptr && !AnyVisible(s.mask, key, key + tile.num_keys)) continue;
-      BackwardTile(call, tile, s, softmax, item, depth, padded_length);
+      BackwardTile(call, tile, s, softmax, head.index, depth, padded_length);
     }
     for (std::int64_t i = 0; i < num_queries; ++i) {
+      RotateRow(call, query + i, -1.0f, s.dqueries + i * depth);
       CopyRow(s.dqueries + i * depth, nullptr, call.scale, call.head_size, 0,
-              dqkv + head.start[0] + (query + i) * head.stride);
+              dqkv + head.start + (query + i) * group.stride);
     }
   }
+}
+
+void AttentionBackwardGroup(const AttentionCall& call, const float* y, const float* softmax,
+                            const float* dy, float* dqkv, std::int64_t item, float* scratch) {
+  const std::int64_t length = call.length, depth = padded(call.head_size),
+                     padded_length = padded(length);
+  const Group group(call, item);
+  const BackwardScratch s(scratch, padded_length, depth);
+  Pack(call, group, 1, s.probabilities, s.key_rows, s.keys);
+  Pack(call, group, 2, s.probabilities, nullptr, s.values);
+  std::memset(s.dkeys, 0, static_cast<std::size_t>(2 * padded_length * depth) * sizeof(float));
+  const std::int64_t num_keys =
+      call.key_mask == nullptr ? length : MaskBias(call, group.sample, s.mask);
+  for (std::int64_t head = 0; head < group.num_heads; ++head)
+    BackwardHead(call, group, group.head(call, head), s, num_keys, y, softmax, dy, dqkv);
   for (std::int64_t t = 0; t < length; ++t) {
+    RotateRow(call, t, -1.0f, s.dkeys + t * depth);
     CopyRow(s.dkeys + t * depth, nullptr, call.scale, call.head_size, 0,
-            dqkv + head.start[1] + t * head.stride);
+            dqkv + group.start[1] + t * group.stride);
     CopyRow(s.dvalues + t * depth, nullptr, 1.0f, call.head_size, 0,
-            dqkv + head.start[2] + t * head.stride);
+            dqkv + group.start[2] + t * group.stride);
   }
 }
 
@@ -556,8 +635,8 @@ HWY_AFTER_NAMESPACE();
 
 #if HWY_ONCE
 namespace headroom {
-HWY_EXPORT(AttentionForwardHead);
-HWY_EXPORT(AttentionBackwardHead);
+HWY_EXPORT(AttentionForwardGroup);
+HWY_EXPORT(AttentionBackwardGroup);
 
 namespace kernels {
 
@@ -575,14 +654,14 @@ std::int64_t attention_backward_scratch(std::int64_t length, std::int64_t head_s
          kQueryTile + padded(length) + 16;
 }
 
-void attention_forward_head(const AttentionCall& call, float* y, float* softmax, std::int64_t item,
-                            float* scratch) {
-  HWY_DYNAMIC_DISPATCH(AttentionForwardHead)(call, y, softmax, item, scratch);
+void attention_forward_group(const AttentionCall& call, float* y, float* softmax, std::int64_t item,
+                             float* scratch) {
+  HWY_DYNAMIC_DISPATCH(AttentionForwardGroup)(call, y, softmax, item, scratch);
 }
 
-void attention_backward_head(const AttentionCall& call, const float* y, const float* softmax,
-                             const float* dy, float* dqkv, std::int64_t item, float* scratch) {
-  HWY_DYNAMIC_DISPATCH(AttentionBackwardHead)(call, y, softmax, dy, dqkv, item, scratch);
+void attention_backward_group(const AttentionCall& call, const float* y, const float* softmax,
+                              const float* dy, float* dqkv, std::int64_t item, float* scratch) {
+  HWY_DYNAMIC_DISPATCH(AttentionBackwardGroup)(call, y, softmax, dy, dqkv, item, scratch);
 }
 
 }  // namespace kernels

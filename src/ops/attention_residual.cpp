@@ -21,10 +21,11 @@ using torch::autograd::variable_list;
 
 struct Call {
   ops::AttentionParams params;
-  double attention_dropout_p = 0.0, residual_dropout_p = 0.0, norm_eps = 0.0;
+  NormKind norm = NormKind::kLayer;
+  double residual_dropout_p = 0.0, norm_eps = 0.0;
   std::int64_t residual_seed = 0;
   bool wants_grad = false, keep_norm = true, keep_qkv = true;
-  std::optional<at::ScalarType> kept_type;
+  std::optional<at::ScalarType> kept_type = std::nullopt;
 };
 
 // The first seven are the tensors that autograd knows, in its order.
@@ -52,20 +53,20 @@ struct AttentionResidual : torch::autograd::Function<AttentionResidual> {
                             const at::Tensor& proj_weight, const at::Tensor& proj_bias,
                             const Call& call) {
     const std::int64_t num_samples = x.size(0), length = x.size(1), width = x.size(2),
-                       num_rows = num_samples * length;
+                       num_rows = num_samples * length, qkv_width = qkv_weight.size(0);
     const bool has_norm = ops::present(norm_weight);
     const at::Tensor rows = x.view({num_rows, width});
     at::Tensor mean, rstd, norm = rows;
     if (has_norm) {
-      mean = ops::make_floats({num_rows}, x);
+      if (call.norm == NormKind::kLayer) mean = ops::make_floats({num_rows}, x);
       rstd = ops::make_floats({num_rows}, x);
       norm = ops::make_floats({num_rows, width}, x);
       ops::layer_norm_forward(rows, norm_weight, norm_bias, call.norm_eps, norm, mean, rstd);
     }
-    at::Tensor qkv = ops::make_floats({num_samples, length, 3 * width}, x);
-    ops::linear(norm, qkv_weight, qkv.view({num_rows, 3 * width}), 0.0);
+    at::Tensor qkv = ops::make_floats({num_samples, length, qkv_width}, x);
+    ops::linear(norm, qkv_weight, qkv.view({num_rows, qkv_width}), 0.0);
     if (!call.wants_grad || !call.keep_norm || !has_norm) norm = at::Tensor();
-    at::Tensor y = ops::make_floats({num_samples, length, width}, x);
+    at::Tensor y = ops::make_floats({num_samples, length, proj_weight.size(1)}, x);
     at::Tensor softmax = ops::make_floats({num_samples, call.params.num_heads, 2, length}, x);
     ops::attention_forward(call.params, qkv, qkv_bias, y, softmax);
     if (call.wants_grad && call.keep_qkv && ops::keeps_half(call.kept_type, qkv.numel())) {
@@ -121,10 +122,7 @@ struct AttentionResidual : torch::autograd::Function<AttentionResidual> {
     ops::keep_exact(ctx->saved_data, "rstd", rstd);
     ops::keep_exact(ctx->saved_data, "softmax", softmax);
     ops::keep_type(ctx->saved_data, call.kept_type);
-    ctx->saved_data["num_heads"] = call.params.num_heads;
-    ctx->saved_data["causal"] = call.params.causal;
-    ctx->saved_data["seed"] = static_cast<std::int64_t>(call.params.dropout.seed);
-    ctx->saved_data["attention_dropout_p"] = call.attention_dropout_p;
+    call.params.keep(ctx->saved_data);
     ctx->saved_data["residual_seed"] = call.residual_seed;
     ctx->saved_data["residual_dropout_p"] = call.residual_dropout_p;
   }
@@ -137,12 +135,11 @@ struct AttentionResidual : torch::autograd::Function<AttentionResidual> {
     saved[kSoftmax] = ops::take_exact(ctx->saved_data, "softmax");
     const at::Tensor dout = grads[0].contiguous();
     const std::int64_t num_samples = dout.size(0), length = dout.size(1), width = dout.size(2),
-                       num_rows = num_samples * length;
+                       num_rows = num_samples * length, y_width = saved[kProjWeight].size(1);
     const at::Tensor dout_rows = dout.view({num_rows, width}),
                      x_rows = saved[kX].view({num_rows, width});
     variable_list result(8);
-    at::Tensor dy = ops::make_floats({num_samples, length, width}, dout);
-    const at::Tensor dy_rows = dy.view({num_rows, width});
+    at::Tensor dy = ops::make_floats({num_samples, length, y_width}, dout);
     {
       at::Tensor d = dout_rows;  // before dropout
       const double p = ctx->saved_data["residual_dropout_p"].toDouble();
@@ -155,11 +152,11 @@ struct AttentionResidual : torch::autograd::Function<AttentionResidual> {
       if (dbias.wanted()) ops::column_sums(d, dbias.gradient, dbias.accumulate);
       const ops::ParameterGrad dweight(saved[kProjWeight], ctx->needs_input_grad(kProjWeight));
       if (dweight.wanted())
-        ops::linear_grad_weight(d, saved[kY].view({num_rows, width}), dweight.gradient,
+        ops::linear_grad_weight(d, saved[kY].view({num_rows, y_width}), dweight.gradient,
                                 dweight.beta());
       result[kProjBias] = dbias.returned;
       result[kProjWeight] = dweight.returned;
-      ops::linear_grad_input(d, saved[kProjWeight], dy_rows);
+      ops::linear_grad_input(d, saved[kProjWeight], dy.view({num_rows, y_width}));
     }
     const bool has_norm = ops::present(saved[kNormWeight]);
     at::Tensor norm = has_norm ? saved[kNorm] : x_rows;
@@ -172,7 +169,7 @@ struct AttentionResidual : torch::autograd::Function<AttentionResidual> {
     at::Tensor half_qkv = ops::take_out(ctx->saved_data, "qkv");
     if (!saved[kQkv].defined() && !half_qkv.defined()) make_norm();
     const at::Tensor dqkv = attention_grad(ctx, saved, std::move(half_qkv), norm, dy);
-    const at::Tensor dqkv_rows = dqkv.view({num_rows, 3 * width});
+    const at::Tensor dqkv_rows = dqkv.view({num_rows, saved[kQkvWeight].size(0)});
     saved[kY] = at::Tensor();
     make_norm();  // as late as it can be: attention needs the most memory
     {
@@ -184,16 +181,20 @@ struct AttentionResidual : torch::autograd::Function<AttentionResidual> {
       result[kQkvBias] = dbias.returned;
       result[kQkvWeight] = dweight.returned;
     }
-    ops::linear_grad_input(dqkv_rows, saved[kQkvWeight], dy_rows);
-    if (ctx->needs_input_grad(kX)) result[kX] = dy;
+    // What was the gradient of the heads becomes that of x.
+    at::Tensor dx =
+        y_width == width ? std::move(dy) : ops::make_floats({num_samples, length, width}, dout);
+    const at::Tensor dx_rows = dx.view({num_rows, width});
+    ops::linear_grad_input(dqkv_rows, saved[kQkvWeight], dx_rows);
+    if (ctx->needs_input_grad(kX)) result[kX] = dx;
     if (!has_norm) {
-      if (!dy.is_meta()) dy.add_(dout);
+      if (!dx.is_meta()) dx.add_(dout);
       return result;
     }
     const ops::ParameterGrad dweight(saved[kNormWeight], ctx->needs_input_grad(kNormWeight));
     const ops::ParameterGrad dbias(saved[kNormBias], ctx->needs_input_grad(kNormBias));
-    ops::layer_norm_backward(dy_rows, x_rows, saved[kMean], saved[kRstd], saved[kNormWeight],
-                             dout_rows, dy_rows, dweight, dbias);
+    ops::layer_norm_backward(dx_rows, x_rows, saved[kMean], saved[kRstd], saved[kNormWeight],
+                             dout_rows, dx_rows, dweight, dbias);
     result[kNormWeight] = dweight.returned;
     result[kNormBias] = dbias.returned;
     return result;
@@ -204,13 +205,7 @@ struct AttentionResidual : torch::autograd::Function<AttentionResidual> {
   static at::Tensor attention_grad(AutogradContext* ctx, const variable_list& saved,
                                    at::Tensor half_qkv, const at::Tensor& norm,
                                    const at::Tensor& dy) {
-    ops::AttentionParams params;
-    params.num_heads = ctx->saved_data["num_heads"].toInt();
-    params.causal = ctx->saved_data["causal"].toBool();
-    params.dropout =
-        ops::dropout_from_seed(ctx->saved_data["attention_dropout_p"].toDouble(),
-                               static_cast<std::uint64_t>(ctx->saved_data["seed"].toInt()));
-    params.key_mask = saved[kKeyMask];
+    const ops::AttentionParams params(ctx->saved_data, saved[kKeyMask]);
     at::Tensor qkv = saved[kQkv], dqkv;
     if (qkv.defined()) {
       dqkv = at::empty_like(qkv);
@@ -218,8 +213,9 @@ struct AttentionResidual : torch::autograd::Function<AttentionResidual> {
       qkv = dqkv = convert(half_qkv, at::kFloat);
       half_qkv = at::Tensor();
     } else {
-      qkv = dqkv = ops::make_floats({dy.size(0), dy.size(1), 3 * dy.size(2)}, dy);
-      ops::linear(norm, saved[kQkvWeight], qkv.view({norm.size(0), 3 * norm.size(1)}), 0.0);
+      const std::int64_t qkv_width = saved[kQkvWeight].size(0);
+      qkv = dqkv = ops::make_floats({dy.size(0), dy.size(1), qkv_width}, dy);
+      ops::linear(norm, saved[kQkvWeight], qkv.view({norm.size(0), qkv_width}), 0.0);
       ops::round_as_kept(ctx->saved_data, qkv, qkv.numel());
     }
     ops::attention_backward(params, qkv, saved[kQkvBias], saved[kY], saved[kSoftmax], dy, dqkv);
@@ -227,13 +223,18 @@ struct AttentionResidual : torch::autograd::Function<AttentionResidual> {
   }
 };
 
-void check_weights(const at::Tensor& x, const AttentionWeights& weights) {
-  const std::int64_t width = x.size(-1);
+void check_weights(const at::Tensor& x, const AttentionWeights& weights,
+                   const BlockOptions& options) {
+  const std::int64_t width = x.size(-1), qkv_width = weights.qkv_weight.size(0);
+  ops::check_attention_sizes(x, qkv_width, options.num_heads, options.attention);
+  const std::int64_t num_kv_heads = options.attention.num_kv_heads.value_or(options.num_heads),
+                     y_width =
+                         qkv_width / (options.num_heads + 2 * num_kv_heads) * options.num_heads;
   if (weights.norm_weight.defined()) ops::check_sizes(weights.norm_weight, {width}, "norm_weight");
-  ops::check_sizes(weights.qkv_weight, {3 * width, width}, "qkv_weight");
-  ops::check_sizes(weights.proj_weight, {width, width}, "proj_weight");
+  ops::check_sizes(weights.qkv_weight, {qkv_width, width}, "qkv_weight");
+  ops::check_sizes(weights.proj_weight, {width, y_width}, "proj_weight");
   if (weights.norm_bias.defined()) ops::check_sizes(weights.norm_bias, {width}, "norm_bias");
-  if (weights.qkv_bias.defined()) ops::check_sizes(weights.qkv_bias, {3 * width}, "qkv_bias");
+  if (weights.qkv_bias.defined()) ops::check_sizes(weights.qkv_bias, {qkv_width}, "qkv_bias");
   if (weights.proj_bias.defined()) ops::check_sizes(weights.proj_bias, {width}, "proj_bias");
 }
 
@@ -241,24 +242,19 @@ void check_weights(const at::Tensor& x, const AttentionWeights& weights) {
 
 at::Tensor attention_residual(const at::Tensor& x, const AttentionWeights& weights,
                               const BlockOptions& options) {
-  check_weights(x, weights);
-  ops::check_attention_sizes(x, options.num_heads, 1, options.attention);
+  check_weights(x, weights, options);
   if (!ops::has_kernels(x) || ops::is_autocast(x)) {
-    const at::Tensor norm =
-        weights.norm_weight.defined()
-            ? layer_norm(x, weights.norm_weight, weights.norm_bias, options.norm_eps)
-            : x;
+    const at::Tensor norm = weights.norm_weight.defined()
+                                ? headroom::norm(options.norm, x, weights.norm_weight,
+                                                 weights.norm_bias, options.norm_eps)
+                                : x;
     const at::Tensor qkv = ops::plain_linear(norm, weights.qkv_weight, weights.qkv_bias);
     const at::Tensor y = attention(qkv, options.num_heads, options.attention);
     return x + dropout(ops::plain_linear(y, weights.proj_weight, weights.proj_bias),
                        options.residual_dropout_p);
   }
-  Call call;
-  call.params.num_heads = options.num_heads;
-  call.params.causal = options.attention.causal;
-  call.params.dropout = ops::draw_dropout(options.attention.dropout_p);
-  call.params.key_mask = ops::key_mask_of(options.attention, x);
-  call.attention_dropout_p = options.attention.dropout_p;
+  Call call{ops::AttentionParams(options.num_heads, options.attention, x)};
+  call.norm = options.norm;
   call.residual_dropout_p = options.residual_dropout_p;
   call.residual_seed =
       static_cast<std::int64_t>(ops::draw_dropout(options.residual_dropout_p).seed);

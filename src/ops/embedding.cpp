@@ -29,11 +29,17 @@ struct EmbeddingFunction : torch::autograd::Function<EmbeddingFunction> {
     if (y.is_meta()) return y;
     const std::int64_t* index = tokens.data_ptr<std::int64_t>();
     const float *from = token_weight.data_ptr<float>(),
-                *position = position_weight.data_ptr<float>();
+                *position =
+                    ops::present(position_weight) ? position_weight.data_ptr<float>() : nullptr;
     float* to = y.data_ptr<float>();
     parallel_for(0, tokens.numel(), 64, [&](std::int64_t begin, std::int64_t end) {
       for (std::int64_t i = begin; i < end; ++i) {
-        const float *a = from + index[i] * width, *b = position + i % length * width;
+        const float* a = from + index[i] * width;
+        if (position == nullptr) {
+          std::copy(a, a + width, to + i * width);
+          continue;
+        }
+        const float* b = position + i % length * width;
         for (std::int64_t j = 0; j < width; ++j) to[i * width + j] = a[j] + b[j];
       }
     });
@@ -84,16 +90,18 @@ at::Tensor token_position_embedding(const at::Tensor& tokens, const at::Tensor& 
                                     const at::Tensor& position_weight) {
   if (tokens.dim() != 2)
     throw ConfigError(fmt::format("tokens have {} dimensions, but must be (B, T)", tokens.dim()));
-  if (tokens.size(1) > position_weight.size(0)) {
+  if (position_weight.defined() && tokens.size(1) > position_weight.size(0)) {
     throw ConfigError(fmt::format(
         "{} tokens in a row, but the model has {} positions: cut the text or raise block_size",
         tokens.size(1), position_weight.size(0)));
   }
   ops::check_range(tokens, token_weight.size(0), 0, "token");
-  if (!ops::has_kernels(token_weight))
-    return at::embedding(token_weight, tokens) + position_weight.narrow(0, 0, tokens.size(1));
+  if (!ops::has_kernels(token_weight)) {
+    const at::Tensor y = at::embedding(token_weight, tokens);
+    return position_weight.defined() ? y + position_weight.narrow(0, 0, tokens.size(1)) : y;
+  }
   return EmbeddingFunction::apply(tokens.contiguous(), token_weight.contiguous(),
-                                  position_weight.contiguous());
+                                  ops::or_empty(position_weight, token_weight));
 }
 
 }  // namespace headroom

@@ -29,7 +29,8 @@ inline RowKeys row_keys(std::uint64_t seed, std::uint64_t row) {
   return {static_cast<std::uint32_t>(z), static_cast<std::uint32_t>(z >> 32)};
 }
 
-// ---- Layer norm over rows of `width`. gamma, beta optional.
+// ---- Norms over rows of `width`: layer norm, or without `mean` RMS norm, which subtracts nothing.
+// gamma, beta optional.
 void layer_norm_forward(const float* x, const float* gamma, const float* beta, float eps, float* y,
                         float* mean, float* rstd, std::int64_t begin, std::int64_t end,
                         std::int64_t width);
@@ -38,7 +39,7 @@ void layer_norm_apply(const float* x, const float* gamma, const float* beta, con
                       const float* rstd, float* y, std::int64_t begin, std::int64_t end,
                       std::int64_t width);
 /// dx = residual (optional) + gradient; dx may be dy. Adds to dgamma and dbeta (width each;
-/// optional together).
+/// optional, dbeta only beside dgamma).
 void layer_norm_backward(const float* dy, const float* x, const float* mean, const float* rstd,
                          const float* gamma, const float* residual, float* dx, float* dgamma,
                          float* dbeta, std::int64_t begin, std::int64_t end, std::int64_t width);
@@ -51,6 +52,14 @@ void bias_gelu_forward(GeluKind kind, const float* h, const float* bias, float* 
 /// dbias (width; optional).
 void bias_gelu_backward(GeluKind kind, const float* h, const float* bias, float* d, float* y,
                         float* dbias, std::int64_t begin, std::int64_t end, std::int64_t width);
+/// y = silu(gate) * up over rows of `width` gates and `width` ups, h = (gate, up); bias (2 width)
+/// optional. Rows of y are y_stride apart; y may be h with the stride 2 width.
+void swiglu_forward(const float* h, const float* bias, float* y, std::int64_t y_stride,
+                    std::int64_t begin, std::int64_t end, std::int64_t width);
+/// Rows of d hold the gradient of y in their first half, and become the gradient of h, in place;
+/// optionally y again, bit for bit as forward; adds to dbias (2 width; optional).
+void swiglu_backward(const float* h, const float* bias, float* d, float* y, std::int64_t y_stride,
+                     float* dbias, std::int64_t begin, std::int64_t end, std::int64_t width);
 /// y = x + bias; bias optional.
 void add_bias(const float* x, const float* bias, float* y, std::int64_t begin, std::int64_t end,
               std::int64_t width);
@@ -76,12 +85,16 @@ void cross_entropy_rows(float* logits, const float* bias, const std::int64_t* ta
                         bool gradients, double* losses, std::int64_t begin, std::int64_t end,
                         std::int64_t num_classes);
 
-// ---- Attention over heads, item = sample * num_heads + head.
+// ---- Attention. A group is a head of keys and values and the heads of queries that share it; item
+// = sample * num_kv_heads + group. Of H heads of queries and K of keys and values of size D, C = H
+// D and a row of qkv has (H + 2 K) D channels.
 struct AttentionCall {
-  const float* qkv = nullptr;               ///< (B, T, 3C): queries, keys, values
-  const float* qkv_bias = nullptr;          ///< (3C), added while reading; optional
+  const float* qkv = nullptr;               ///< (B, T, (H + 2 K) D): queries, keys, values
+  const float* qkv_bias = nullptr;          ///< ((H + 2 K) D), added while reading; optional
   const unsigned char* key_mask = nullptr;  ///< (B, T), nonzero: visible; optional
-  std::int64_t num_samples = 0, length = 0, num_heads = 0, head_size = 0;
+  const float* rotary_cos = nullptr;  ///< (T, D / 2), by which queries and keys are turned, after
+  const float* rotary_sin = nullptr;  ///< their bias: channels j and j + D / 2 together; optional
+  std::int64_t num_samples = 0, length = 0, num_heads = 0, num_kv_heads = 0, head_size = 0;
   bool causal = false;
   float scale = 1.0f;
   Dropout dropout;
@@ -89,14 +102,14 @@ struct AttentionCall {
 /// Floats of scratch that one worker needs.
 std::int64_t attention_forward_scratch(std::int64_t length, std::int64_t head_size);
 std::int64_t attention_backward_scratch(std::int64_t length, std::int64_t head_size);
-/// Writes y (B, T, C) of one head, and of its softmax (B, H, 2, T): the largest score of each query
+/// Writes y (B, T, C) of one item, and of its softmax (B, H, 2, T): the largest score of each query
 /// before scaling, and 1 / the sum of e^(scale (score - largest)). Together they are the
 /// log-sum-exp, without the rounding of a large number.
-void attention_forward_head(const AttentionCall& call, float* y, float* softmax, std::int64_t item,
-                            float* scratch);
-/// Writes dqkv (B, T, 3C) of one head.
-void attention_backward_head(const AttentionCall& call, const float* y, const float* softmax,
-                             const float* dy, float* dqkv, std::int64_t item, float* scratch);
+void attention_forward_group(const AttentionCall& call, float* y, float* softmax, std::int64_t item,
+                             float* scratch);
+/// Writes dqkv, like qkv, of one item.
+void attention_backward_group(const AttentionCall& call, const float* y, const float* softmax,
+                              const float* dy, float* dqkv, std::int64_t item, float* scratch);
 
 // ---- Conversion, round to nearest even, NaN stays NaN.
 void float_to_bf16(const float* from, std::uint16_t* to, std::int64_t count);

@@ -15,12 +15,13 @@ namespace {
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-struct LayerNormFunction : torch::autograd::Function<LayerNormFunction> {
+// A layer norm, or an RMS norm, which has neither mean nor bias.
+struct NormFunction : torch::autograd::Function<NormFunction> {
   static at::Tensor forward(AutogradContext* ctx, const at::Tensor& x, const at::Tensor& weight,
-                            const at::Tensor& bias, double eps) {
+                            const at::Tensor& bias, double eps, NormKind kind) {
     const std::int64_t num_rows = x.size(-1) == 0 ? 0 : x.numel() / x.size(-1);
-    at::Tensor y = at::empty_like(x), mean = ops::make_floats({num_rows}, x),
-               rstd = ops::make_floats({num_rows}, x);
+    at::Tensor y = at::empty_like(x), mean, rstd = ops::make_floats({num_rows}, x);
+    if (kind == NormKind::kLayer) mean = ops::make_floats({num_rows}, x);
     ops::layer_norm_forward(x, weight, bias, eps, y, mean, rstd);
     ctx->save_for_backward({x, weight, bias});
     ops::keep_exact(ctx->saved_data, "mean", mean);
@@ -29,7 +30,7 @@ struct LayerNormFunction : torch::autograd::Function<LayerNormFunction> {
   }
 
   static variable_list backward(AutogradContext* ctx, variable_list grads) {
-    ops::check_differentiated_once("layer_norm");
+    ops::check_differentiated_once("a norm");
     const variable_list saved = ctx->get_saved_variables();
     at::Tensor dx = at::empty_like(saved[0]);
     const ops::ParameterGrad dweight(saved[1], ctx->needs_input_grad(1)),
@@ -37,7 +38,7 @@ struct LayerNormFunction : torch::autograd::Function<LayerNormFunction> {
     ops::layer_norm_backward(
         grads[0].contiguous(), saved[0], ops::take_exact(ctx->saved_data, "mean"),
         ops::take_exact(ctx->saved_data, "rstd"), saved[1], {}, dx, dweight, dbias);
-    return {dx, dweight.returned, dbias.returned, {}};
+    return {dx, dweight.returned, dbias.returned, {}, {}};
   }
 };
 
@@ -49,8 +50,21 @@ at::Tensor layer_norm(const at::Tensor& input, const at::Tensor& weight, const a
   if (weight.defined()) ops::check_sizes(weight, {x.size(-1)}, "the weight of layer_norm");
   if (bias.defined()) ops::check_sizes(bias, {x.size(-1)}, "the bias of layer_norm");
   if (!ops::has_kernels(x)) return ops::plain_layer_norm(x, weight, bias, eps);
-  return LayerNormFunction::apply(x.contiguous(), ops::or_empty(weight, x), ops::or_empty(bias, x),
-                                  eps);
+  return NormFunction::apply(x.contiguous(), ops::or_empty(weight, x), ops::or_empty(bias, x), eps,
+                             NormKind::kLayer);
+}
+
+at::Tensor rms_norm(const at::Tensor& input, const at::Tensor& weight, double eps) {
+  const at::Tensor x = ops::as_kernel_input(input);
+  if (weight.defined()) ops::check_sizes(weight, {x.size(-1)}, "the weight of rms_norm");
+  if (!ops::has_kernels(x)) return ops::plain_rms_norm(x, weight, eps);
+  return NormFunction::apply(x.contiguous(), ops::or_empty(weight, x), ops::or_empty({}, x), eps,
+                             NormKind::kRms);
+}
+
+at::Tensor norm(NormKind kind, const at::Tensor& x, const at::Tensor& weight,
+                const at::Tensor& bias, double eps) {
+  return kind == NormKind::kRms ? rms_norm(x, weight, eps) : layer_norm(x, weight, bias, eps);
 }
 
 }  // namespace headroom

@@ -1,5 +1,7 @@
 #include <headroom/ops/transformer.h>
 
+#include <headroom/core/error.h>
+
 #include "ops/once.h"
 #include "ops/passes.h"
 #include "ops/plain.h"
@@ -12,6 +14,7 @@
 #include <torch/csrc/autograd/custom_function.h>
 
 #include <ATen/ATen.h>
+#include <fmt/format.h>
 
 #include <algorithm>
 
@@ -24,12 +27,46 @@ using torch::autograd::variable_list;
 // What the output of the MLP is added to.
 enum class Residual : int { kNone, kInput, kNorm };
 
-struct Call {
+// What is between the hidden layer and the output: a GELU, or the product of gate and up, which is
+// half as wide as the hidden layer.
+struct Activation {
+  bool gated = false;
   GeluKind gelu = GeluKind::kTanh;
+
+  std::int64_t width(std::int64_t hidden_width) const {
+    return gated ? hidden_width / 2 : hidden_width;
+  }
+  // The place in a row of the hidden layer, or of its gradient, that the activation, or its
+  // gradient, can take.
+  at::Tensor within(const at::Tensor& hidden) const {
+    return gated ? hidden.narrow(1, 0, hidden.size(1) / 2) : hidden;
+  }
+  // y, which may be within(h), becomes the activation.
+  void forward(const at::Tensor& h, const at::Tensor& bias, const at::Tensor& y) const {
+    if (gated) {
+      ops::swiglu_forward(h, bias, y);
+    } else {
+      ops::bias_gelu_forward(gelu, h, bias, y);
+    }
+  }
+  // within(d) is given the gradient of the activation; d becomes that of the hidden layer.
+  void backward(const at::Tensor& h, const at::Tensor& bias, const at::Tensor& d,
+                const at::Tensor& y, const at::Tensor& dbias, bool accumulate) const {
+    if (gated) {
+      ops::swiglu_backward(h, bias, d, y, dbias, accumulate);
+    } else {
+      ops::bias_gelu_backward(gelu, h, bias, d, y, dbias, accumulate);
+    }
+  }
+};
+
+struct Call {
+  Activation activation;
+  NormKind norm = NormKind::kLayer;
   double dropout_p = 0.0, norm_eps = 0.0;
   std::int64_t seed = 0;
   Residual residual = Residual::kNone;
-  bool wants_grad = false, keep_norm = true, keep_hidden = true, keep_gelu = true;
+  bool wants_grad = false, keep_norm = true, keep_hidden = true, keep_activation = true;
   std::optional<at::ScalarType> kept_type;
 };
 
@@ -46,7 +83,7 @@ enum Saved {
   kRstd,
   kNorm,
   kHidden,
-  kGelu
+  kActivation
 };
 
 // The wide layer goes through in pieces of about a thousand rows: what is not kept exists for one
@@ -67,6 +104,11 @@ at::Tensor piece(const at::Tensor& kept, const at::Tensor& buffer, std::int64_t 
   return kept.defined() ? kept.narrow(0, begin, count) : buffer.narrow(0, 0, count);
 }
 
+// Rows [begin, begin + count); undefined stays undefined.
+at::Tensor part(const at::Tensor& tensor, std::int64_t begin, std::int64_t count) {
+  return tensor.defined() ? tensor.narrow(0, begin, count) : tensor;
+}
+
 struct Mlp : torch::autograd::Function<Mlp> {
   static at::Tensor forward(AutogradContext* ctx, const at::Tensor& x,
                             const at::Tensor& norm_weight, const at::Tensor& norm_bias,
@@ -85,7 +127,7 @@ struct Mlp : torch::autograd::Function<Mlp> {
       return needed ? ops::make_floats({most, columns}, x) : at::Tensor();
     };
     const at::Tensor rows = x.view({num_rows, width});
-    at::Tensor mean = full(has_norm, 1), rstd = full(has_norm, 1);
+    at::Tensor mean = full(has_norm && call.norm == NormKind::kLayer, 1), rstd = full(has_norm, 1);
     const at::Tensor norm = full(has_norm && wants && call.keep_norm, width);
     const bool halves =
         wants && call.keep_hidden && ops::keeps_half(call.kept_type, num_rows * hidden_width);
@@ -94,12 +136,17 @@ struct Mlp : torch::autograd::Function<Mlp> {
         halves ? at::empty({num_rows, hidden_width},
                            x.options().dtype(*call.kept_type).requires_grad(false))
                : at::Tensor();
-    const at::Tensor gelu = full(wants && call.keep_gelu, hidden_width);
+    const std::int64_t active_width = call.activation.width(hidden_width);
+    const at::Tensor active = full(wants && call.keep_activation, active_width);
     at::Tensor out = at::empty_like(x);
     const at::Tensor out_rows = out.view({num_rows, width});
     {
       const at::Tensor norm_piece = buffer(has_norm && !norm.defined(), width);
-      const at::Tensor gelu_piece = buffer(!gelu.defined(), hidden_width);
+      // Where the hidden layer is not kept, its activation takes its place, or a GELU that is kept
+      // gives it one.
+      const at::Tensor hidden_piece =
+          buffer(!hidden.defined() && (call.activation.gated || !active.defined()), hidden_width);
+      const at::Tensor active_piece = buffer(hidden.defined() && !active.defined(), active_width);
       for (std::int64_t begin = 0; begin < num_rows; begin += pieces.rows) {
         const std::int64_t count = std::min(pieces.rows, num_rows - begin);
         const at::Tensor in = rows.narrow(0, begin, count);
@@ -107,14 +154,18 @@ struct Mlp : torch::autograd::Function<Mlp> {
         if (has_norm) {
           normed = piece(norm, norm_piece, begin, count);
           ops::layer_norm_forward(in, norm_weight, norm_bias, call.norm_eps, normed,
-                                  mean.narrow(0, begin, count), rstd.narrow(0, begin, count));
+                                  part(mean, begin, count), part(rstd, begin, count));
         }
-        const at::Tensor g = piece(gelu, gelu_piece, begin, count);
-        const at::Tensor h = hidden.defined() ? hidden.narrow(0, begin, count) : g;
+        const at::Tensor h = !hidden.defined() && !hidden_piece.defined()
+                                 ? active.narrow(0, begin, count)
+                                 : piece(hidden, hidden_piece, begin, count);
+        const at::Tensor a = active.defined() || active_piece.defined()
+                                 ? piece(active, active_piece, begin, count)
+                                 : call.activation.within(h);
         ops::linear(normed, hidden_weight, h, 0.0);
         if (halves) convert_out(h, half_hidden.narrow(0, begin, count));
-        ops::bias_gelu_forward(call.gelu, h, hidden_bias, g);
-        add_output(g, out_weight, out_bias, call.residual == Residual::kNorm ? normed : in, call,
+        call.activation.forward(h, hidden_bias, a);
+        add_output(a, out_weight, out_bias, call.residual == Residual::kNorm ? normed : in, call,
                    begin, out_rows.narrow(0, begin, count));
       }
     }
@@ -130,12 +181,13 @@ struct Mlp : torch::autograd::Function<Mlp> {
                               {},
                               norm,
                               hidden,
-                              gelu});
+                              active});
       ops::keep_exact(ctx->saved_data, "mean", mean);
       ops::keep_exact(ctx->saved_data, "rstd", rstd);
       ops::keep_exact(ctx->saved_data, "hidden", half_hidden);
       ops::keep_type(ctx->saved_data, call.kept_type);
-      ctx->saved_data["gelu"] = static_cast<std::int64_t>(call.gelu);
+      ctx->saved_data["gated"] = call.activation.gated;
+      ctx->saved_data["gelu"] = static_cast<std::int64_t>(call.activation.gelu);
       ctx->saved_data["residual"] = static_cast<std::int64_t>(call.residual);
       ctx->saved_data["dropout_p"] = call.dropout_p;
       ctx->saved_data["seed"] = call.seed;
@@ -143,17 +195,17 @@ struct Mlp : torch::autograd::Function<Mlp> {
     return out;
   }
 
-  // out = x, where there is a residual, + dropout(gelu out_weight^T + bias)
-  static void add_output(const at::Tensor& gelu, const at::Tensor& weight, const at::Tensor& bias,
+  // out = x, where there is a residual, + dropout(active out_weight^T + bias)
+  static void add_output(const at::Tensor& active, const at::Tensor& weight, const at::Tensor& bias,
                          const at::Tensor& x, const Call& call, std::int64_t first_row,
                          const at::Tensor& out) {
     const bool has_residual = call.residual != Residual::kNone;
     if (has_residual && call.dropout_p == 0.0) {
       ops::add_bias(x, bias, out);
-      ops::linear(gelu, weight, out, 1.0);
+      ops::linear(active, weight, out, 1.0);
       return;
     }
-    ops::linear(gelu, weight, out, 0.0);
+    ops::linear(active, weight, out, 0.0);
     if (call.dropout_p != 0.0) {
       const kernels::Dropout dropout =
           ops::dropout_from_seed(call.dropout_p, static_cast<std::uint64_t>(call.seed));
@@ -196,7 +248,8 @@ struct Mlp : torch::autograd::Function<Mlp> {
   // the hidden layer is given.
   static void hidden_grads(AutogradContext* ctx, const variable_list& saved, const at::Tensor& rows,
                            const at::Tensor& d, const at::Tensor& dx, variable_list& result) {
-    const auto kind = static_cast<GeluKind>(ctx->saved_data["gelu"].toInt());
+    const Activation activation{ctx->saved_data["gated"].toBool(),
+                                static_cast<GeluKind>(ctx->saved_data["gelu"].toInt())};
     const ops::ParameterGrad dhidden_weight(saved[kHiddenWeight],
                                             ctx->needs_input_grad(kHiddenWeight));
     const ops::ParameterGrad dhidden_bias(saved[kHiddenBias], ctx->needs_input_grad(kHiddenBias));
@@ -218,10 +271,12 @@ struct Mlp : torch::autograd::Function<Mlp> {
         has_norm && !saved[kNorm].defined() ? ops::make_floats({most, width}, d) : at::Tensor();
     const at::Tensor hidden_piece =
         saved[kHidden].defined() ? at::Tensor() : ops::make_floats({most, hidden_width}, d);
-    // Where the hidden layer is in a buffer of ours, its GELU takes its place.
-    const bool reuses = !saved[kHidden].defined() && !saved[kGelu].defined();
-    const at::Tensor gelu_piece =
-        saved[kGelu].defined() || reuses ? at::Tensor() : ops::make_floats({most, hidden_width}, d);
+    // Where the hidden layer is in a buffer of ours, its activation takes its place.
+    const bool reuses = !saved[kHidden].defined() && !saved[kActivation].defined();
+    const at::Tensor active_piece =
+        saved[kActivation].defined() || reuses
+            ? at::Tensor()
+            : ops::make_floats({most, activation.width(hidden_width)}, d);
     const at::Tensor half_hidden = ops::take_out(ctx->saved_data, "hidden");
     for (std::int64_t begin = 0; begin < num_rows; begin += pieces.rows) {
       const std::int64_t count = std::min(pieces.rows, num_rows - begin);
@@ -231,24 +286,25 @@ struct Mlp : torch::autograd::Function<Mlp> {
         normed = piece(saved[kNorm], norm_piece, begin, count);
         if (!saved[kNorm].defined()) {
           ops::layer_norm_apply(rows.narrow(0, begin, count), saved[kNormWeight], saved[kNormBias],
-                                saved[kMean].narrow(0, begin, count),
-                                saved[kRstd].narrow(0, begin, count), normed);
+                                part(saved[kMean], begin, count), part(saved[kRstd], begin, count),
+                                normed);
         }
       }
       const at::Tensor h = piece(saved[kHidden], hidden_piece, begin, count);
-      const at::Tensor g = reuses ? h : piece(saved[kGelu], gelu_piece, begin, count);
+      const at::Tensor a =
+          reuses ? activation.within(h) : piece(saved[kActivation], active_piece, begin, count);
       if (half_hidden.defined()) {
         convert_out(half_hidden.narrow(0, begin, count), h);
       } else if (!saved[kHidden].defined()) {
         ops::linear(normed, saved[kHiddenWeight], h, 0.0);
         ops::round_as_kept(ctx->saved_data, h, num_rows * hidden_width);
       }
-      ops::linear_grad_input(d_piece, saved[kOutWeight], dh);
-      ops::bias_gelu_backward(kind, h, saved[kHiddenBias], dh,
-                              saved[kGelu].defined() ? at::Tensor() : g, dhidden_bias.gradient,
-                              begin != 0 || dhidden_bias.accumulate);
+      ops::linear_grad_input(d_piece, saved[kOutWeight], activation.within(dh));
+      activation.backward(h, saved[kHiddenBias], dh,
+                          saved[kActivation].defined() ? at::Tensor() : a, dhidden_bias.gradient,
+                          begin != 0 || dhidden_bias.accumulate);
       if (dout_weight.wanted())
-        ops::linear_grad_weight(d_piece, g, dout_weight.gradient,
+        ops::linear_grad_weight(d_piece, a, dout_weight.gradient,
                                 begin == 0 ? dout_weight.beta() : 1.0);
       if (dhidden_weight.wanted()) {
         ops::linear_grad_weight(dh, normed, dhidden_weight.gradient,
@@ -278,10 +334,14 @@ struct Mlp : torch::autograd::Function<Mlp> {
   }
 };
 
-void check_weights(const at::Tensor& x, const MlpWeights& weights) {
-  const std::int64_t width = x.size(-1), hidden_width = weights.hidden_weight.size(0);
+void check_weights(const at::Tensor& x, const MlpWeights& weights, const Activation& activation) {
+  const std::int64_t width = x.size(-1), hidden_width = weights.hidden_weight.size(0),
+                     active_width = activation.width(hidden_width);
+  if (activation.gated && hidden_width % 2 != 0)
+    throw ConfigError(fmt::format(
+        "hidden_weight has {} rows, but must have as many of gate as of up", hidden_width));
   ops::check_sizes(weights.hidden_weight, {hidden_width, width}, "hidden_weight");
-  ops::check_sizes(weights.out_weight, {width, hidden_width}, "out_weight");
+  ops::check_sizes(weights.out_weight, {width, active_width}, "out_weight");
   if (weights.norm_weight.defined()) ops::check_sizes(weights.norm_weight, {width}, "norm_weight");
   if (weights.norm_bias.defined()) ops::check_sizes(weights.norm_bias, {width}, "norm_bias");
   if (weights.hidden_bias.defined())
@@ -291,26 +351,29 @@ void check_weights(const at::Tensor& x, const MlpWeights& weights) {
 
 at::Tensor run(const at::Tensor& x, const MlpWeights& weights, const BlockOptions& options,
                Residual residual) {
-  check_weights(x, weights);
+  const Activation activation{options.gated, options.gelu};
+  check_weights(x, weights, activation);
   if (!ops::has_kernels(x) || ops::is_autocast(x)) {
-    const at::Tensor norm =
-        weights.norm_weight.defined()
-            ? layer_norm(x, weights.norm_weight, weights.norm_bias, options.norm_eps)
-            : x;
-    const at::Tensor gelu = ops::plain_gelu(
-        ops::plain_linear(norm, weights.hidden_weight, weights.hidden_bias), options.gelu);
-    const at::Tensor out = dropout(ops::plain_linear(gelu, weights.out_weight, weights.out_bias),
+    const at::Tensor norm = weights.norm_weight.defined()
+                                ? headroom::norm(options.norm, x, weights.norm_weight,
+                                                 weights.norm_bias, options.norm_eps)
+                                : x;
+    const at::Tensor hidden = ops::plain_linear(norm, weights.hidden_weight, weights.hidden_bias);
+    const at::Tensor active =
+        options.gated ? ops::plain_swiglu(hidden) : ops::plain_gelu(hidden, options.gelu);
+    const at::Tensor out = dropout(ops::plain_linear(active, weights.out_weight, weights.out_bias),
                                    options.residual_dropout_p);
     return residual == Residual::kNone ? out : (residual == Residual::kNorm ? norm : x) + out;
   }
   Call call;
-  call.gelu = options.gelu;
+  call.activation = activation;
+  call.norm = options.norm;
   call.dropout_p = options.residual_dropout_p;
   call.seed = static_cast<std::int64_t>(ops::draw_dropout(options.residual_dropout_p).seed);
   call.norm_eps = options.norm_eps;
   call.kept_type = kept_type();
   call.residual = residual;
-  call.keep_gelu = options.keep < BlockKeep::kNoGelu;
+  call.keep_activation = options.keep < BlockKeep::kNoGelu;
   call.keep_norm = options.keep < BlockKeep::kNoGeluNorms;
   call.keep_hidden = options.keep < BlockKeep::kAttention;
   call.wants_grad =
@@ -351,13 +414,15 @@ at::Tensor post_norm_block(const at::Tensor& x, const AttentionWeights& attentio
   second.norm_bias = attention.norm_bias;
   const at::Tensor sum =
       run(attention_residual(x, first, options), second, options, Residual::kNorm);
-  return layer_norm(sum, mlp.norm_weight, mlp.norm_bias, options.norm_eps);
+  return norm(options.norm, sum, mlp.norm_weight, mlp.norm_bias, options.norm_eps);
 }
 
-const std::vector<std::string>& block_keep_names() {
+const std::vector<std::string>& block_keep_names(bool gated) {
   static const std::vector<std::string> names{"keep", "no_gelu", "no_gelu_norms",
                                               "no_gelu_norms_qkv", "attention"};
-  return names;
+  static const std::vector<std::string> gated_names{"keep", "no_product", "no_product_norms",
+                                                    "no_product_norms_qkv", "attention"};
+  return gated ? gated_names : names;
 }
 
 }  // namespace headroom

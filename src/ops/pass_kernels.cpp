@@ -53,10 +53,13 @@ void LayerNormForward(const float* x, const float* gamma, const float* beta, flo
   const float inverse = 1.0f / static_cast<float>(width);
   for (std::int64_t r = begin; r < end; ++r) {
     const float* row = x + r * width;
-    VF sum = hn::Zero(d);
-    ForEachVector(width, [&](std::int64_t j, auto load, auto)
-                             HWY_ATTR { sum = hn::Add(sum, load(row + j)); });
-    const float m = Sum(d, sum) * inverse;
+    float m = 0.0f;
+    if (mean != nullptr) {
+      VF sum = hn::Zero(d);
+      ForEachVector(width, [&](std::int64_t j, auto load, auto)
+                               HWY_ATTR { sum = hn::Add(sum, load(row + j)); });
+      m = mean[r] = Sum(d, sum) * inverse;
+    }
     const VF vm = hn::Set(d, m);
     VF squares = hn::Zero(d);
     ForEachVector(width, [&](std::int64_t j, auto load, auto) HWY_ATTR {
@@ -65,17 +68,18 @@ void LayerNormForward(const float* x, const float* gamma, const float* beta, flo
         diff = hn::IfThenElseZero(hn::FirstN(d, static_cast<std::size_t>(width - j)), diff);
       squares = hn::MulAdd(diff, diff, squares);
     });
-    mean[r] = m;
     rstd[r] = 1.0f / std::sqrt(Sum(d, squares) * inverse + eps);
-    if (y != nullptr) NormalizeRow(row, gamma, beta, mean[r], rstd[r], y + r * width, width);
+    if (y != nullptr) NormalizeRow(row, gamma, beta, m, rstd[r], y + r * width, width);
   }
 }
 
 void LayerNormApply(const float* x, const float* gamma, const float* beta, const float* mean,
                     const float* rstd, float* y, std::int64_t begin, std::int64_t end,
                     std::int64_t width) {
-  for (std::int64_t r = begin; r < end; ++r)
-    NormalizeRow(x + r * width, gamma, beta, mean[r], rstd[r], y + r * width, width);
+  for (std::int64_t r = begin; r < end; ++r) {
+    const float m = mean == nullptr ? 0.0f : mean[r];
+    NormalizeRow(x + r * width, gamma, beta, m, rstd[r], y + r * width, width);
+  }
 }
 
 void LayerNormBackward(const float* dy, const float* x, const float* mean, const float* rstd,
@@ -86,7 +90,7 @@ void LayerNormBackward(const float* dy, const float* x, const float* mean, const
   for (std::int64_t r = begin; r < end; ++r) {
     const float* xr = x + r * width;
     const float* dr = dy + r * width;
-    const VF vm = hn::Set(d, mean[r]);
+    const VF vm = hn::Set(d, mean == nullptr ? 0.0f : mean[r]);
     const VF vr = hn::Set(d, rstd[r]);
     VF sum = hn::Zero(d);      // of dy * gamma
     VF sum_hat = hn::Zero(d);  // of dy * gamma * hat
@@ -94,15 +98,13 @@ void LayerNormBackward(const float* dy, const float* x, const float* mean, const
     ForEachVector(width, [&](std::int64_t j, auto load, auto store) HWY_ATTR {
       const VF hat = hn::Mul(hn::Sub(load(xr + j), vm), vr);
       const VF grad = load(dr + j);
-      if (dgamma != nullptr) {
-        store(hn::MulAdd(grad, hat, load(dgamma + j)), dgamma + j);
-        store(hn::Add(grad, load(dbeta + j)), dbeta + j);
-      }
+      if (dgamma != nullptr) store(hn::MulAdd(grad, hat, load(dgamma + j)), dgamma + j);
+      if (dbeta != nullptr) store(hn::Add(grad, load(dbeta + j)), dbeta + j);
       const VF scaled = gamma == nullptr ? grad : hn::Mul(grad, load(gamma + j));
       sum = hn::Add(sum, scaled);
       sum_hat = hn::MulAdd(scaled, hat, sum_hat);
     });
-    const VF a = hn::Set(d, Sum(d, sum) * inverse);
+    const VF a = hn::Set(d, mean == nullptr ? 0.0f : Sum(d, sum) * inverse);
     const VF c = hn::Set(d, Sum(d, sum_hat) * inverse);
     ForEachVector(width, [&](std::int64_t j, auto load, auto store) HWY_ATTR {
       const VF hat = hn::Mul(hn::Sub(load(xr + j), vm), vr);
@@ -176,6 +178,60 @@ void BiasGeluBackward(GeluKind kind, const float* h, const float* bias, float* g
   }
 }
 
+// silu(gate) = gate * sigmoid, silu'(gate) = sigmoid (1 + gate (1 - sigmoid)).
+HWY_INLINE void SiluParts(VF gate, VF& sigmoid, VF& slope) {
+  const DF d;
+  const VF one = hn::Set(d, 1.0f);
+  const VF e = Exp(d, hn::Min(hn::Set(d, 80.0f), hn::Neg(gate)));
+  sigmoid = hn::Div(one, hn::Add(one, e));
+  // 1 - sigmoid = e sigmoid, without the cancellation where the sigmoid is near 1.
+  slope = hn::Mul(sigmoid, hn::MulAdd(gate, hn::Mul(e, sigmoid), one));
+}
+
+void SwigluForward(const float* h, const float* bias, float* y, std::int64_t y_stride,
+                   std::int64_t begin, std::int64_t end, std::int64_t width) {
+  const DF d;
+  for (std::int64_t r = begin; r < end; ++r) {
+    const float* row = h + r * 2 * width;
+    ForEachVector(width, [&](std::int64_t j, auto load, auto store) HWY_ATTR {
+      VF gate = load(row + j), up = load(row + width + j);
+      if (bias != nullptr) {
+        gate = hn::Add(gate, load(bias + j));
+        up = hn::Add(up, load(bias + width + j));
+      }
+      VF sigmoid = hn::Zero(d), slope = hn::Zero(d);
+      SiluParts(gate, sigmoid, slope);
+      store(hn::Mul(hn::Mul(gate, sigmoid), up), y + r * y_stride + j);
+    });
+  }
+}
+
+void SwigluBackward(const float* h, const float* bias, float* grad, float* y, std::int64_t y_stride,
+                    float* dbias, std::int64_t begin, std::int64_t end, std::int64_t width) {
+  const DF d;
+  for (std::int64_t r = begin; r < end; ++r) {
+    const float* row = h + r * 2 * width;
+    float* grad_row = grad + r * 2 * width;
+    ForEachVector(width, [&](std::int64_t j, auto load, auto store) HWY_ATTR {
+      VF gate = load(row + j), up = load(row + width + j);
+      if (bias != nullptr) {
+        gate = hn::Add(gate, load(bias + j));
+        up = hn::Add(up, load(bias + width + j));
+      }
+      VF sigmoid = hn::Zero(d), slope = hn::Zero(d);
+      SiluParts(gate, sigmoid, slope);
+      const VF silu = hn::Mul(gate, sigmoid), dy = load(grad_row + j);
+      if (y != nullptr) store(hn::Mul(silu, up), y + r * y_stride + j);
+      const VF dgate = hn::Mul(hn::Mul(dy, up), slope), dup = hn::Mul(dy, silu);
+      store(dgate, grad_row + j);
+      store(dup, grad_row + width + j);
+      if (dbias == nullptr) return;
+      store(hn::Add(load(dbias + j), dgate), dbias + j);
+      store(hn::Add(load(dbias + width + j), dup), dbias + width + j);
+    });
+  }
+}
+
 void AddBias(const float* x, const float* bias, float* y, std::int64_t begin, std::int64_t end,
              std::int64_t width) {
   for (std::int64_t r = begin; r < end; ++r) {
@@ -236,6 +292,8 @@ HWY_EXPORT(LayerNormApply);
 HWY_EXPORT(LayerNormBackward);
 HWY_EXPORT(BiasGeluForward);
 HWY_EXPORT(BiasGeluBackward);
+HWY_EXPORT(SwigluForward);
+HWY_EXPORT(SwigluBackward);
 HWY_EXPORT(AddBias);
 HWY_EXPORT(DropoutAdd);
 HWY_EXPORT(ColumnSums);
@@ -270,6 +328,16 @@ void bias_gelu_forward(GeluKind kind, const float* h, const float* bias, float* 
 void bias_gelu_backward(GeluKind kind, const float* h, const float* bias, float* d, float* y,
                         float* dbias, std::int64_t begin, std::int64_t end, std::int64_t width) {
   HWY_DYNAMIC_DISPATCH(BiasGeluBackward)(kind, h, bias, d, y, dbias, begin, end, width);
+}
+
+void swiglu_forward(const float* h, const float* bias, float* y, std::int64_t y_stride,
+                    std::int64_t begin, std::int64_t end, std::int64_t width) {
+  HWY_DYNAMIC_DISPATCH(SwigluForward)(h, bias, y, y_stride, begin, end, width);
+}
+
+void swiglu_backward(const float* h, const float* bias, float* d, float* y, std::int64_t y_stride,
+                     float* dbias, std::int64_t begin, std::int64_t end, std::int64_t width) {
+  HWY_DYNAMIC_DISPATCH(SwigluBackward)(h, bias, d, y, y_stride, dbias, begin, end, width);
 }
 
 void add_bias(const float* x, const float* bias, float* y, std::int64_t begin, std::int64_t end,

@@ -7,6 +7,8 @@
 #include "core/torch_compat.h"
 #include "ops/convert.h"
 #include "ops/direct_gradient.h"
+#include "ops/rotary.h"
+#include "ops/sizes.h"
 
 #include <ATen/ATen.h>
 #include <ATen/autocast_mode.h>
@@ -18,6 +20,7 @@
 #include <cmath>
 #include <cstring>
 #include <mutex>
+#include <vector>
 
 namespace headroom::ops {
 namespace {
@@ -80,26 +83,38 @@ void for_items(std::int64_t num_items, std::int64_t num_workers, const Body& bod
   });
 }
 
+// The cosines and sines that the call needs; undefined without rotary positions. They are made
+// again for every call: beside the products that is little time, and nobody has to keep them.
+at::Tensor table_of(const AttentionParams& params, const at::Tensor& qkv) {
+  if (!params.rotary) return {};
+  return rotary_table(*params.rotary, 0, qkv.size(1), params.head_size(qkv.size(2)), qkv);
+}
+
 kernels::AttentionCall make_call(const AttentionParams& params, const at::Tensor& qkv,
-                                 const at::Tensor& bias) {
+                                 const at::Tensor& bias, const at::Tensor& table) {
   kernels::AttentionCall call;
   call.num_samples = qkv.size(0);
   call.length = qkv.size(1);
   call.num_heads = params.num_heads;
-  call.head_size = qkv.size(2) / 3 / params.num_heads;
+  call.num_kv_heads = params.num_kv_heads;
+  call.head_size = params.head_size(qkv.size(2));
   call.causal = params.causal;
   call.scale = 1.0f / std::sqrt(static_cast<float>(call.head_size));
   call.dropout = params.dropout;
   if (qkv.is_meta()) return call;
   call.qkv = data(qkv);
   call.qkv_bias = data(bias);
+  if (present(table)) {
+    call.rotary_cos = data(table);
+    call.rotary_sin = call.rotary_cos + table.numel() / 2;
+  }
   if (present(params.key_mask))
     call.key_mask = reinterpret_cast<const unsigned char*>(params.key_mask.data_ptr<bool>());
   return call;
 }
 
 std::int64_t num_workers_for(const kernels::AttentionCall& call) {
-  return std::clamp<std::int64_t>(call.num_samples * call.num_heads, 1, at::get_num_threads());
+  return std::clamp<std::int64_t>(call.num_samples * call.num_kv_heads, 1, at::get_num_threads());
 }
 
 }  // namespace
@@ -237,7 +252,13 @@ void layer_norm_backward(const at::Tensor& dy, const at::Tensor& x, const at::Te
               *ps = is_meta ? nullptr : data(residual);
   float* po = is_meta ? nullptr : data(dx);
   const std::int64_t width = width_of(x);
-  if (dweight.wanted() || dbias.wanted()) {
+  if (!mean.defined() && dweight.wanted()) {  // an RMS norm, which has no bias
+    sum_rows(x, {{dweight.gradient, dweight.accumulate}},
+             [&](float* partial, std::int64_t begin, std::int64_t end) {
+               kernels::layer_norm_backward(pd, px, pm, pr, pw, ps, po, partial, nullptr, begin,
+                                            end, width);
+             });
+  } else if (dweight.wanted() || dbias.wanted()) {
     sum_rows(x, {{dweight.gradient, dweight.accumulate}, {dbias.gradient, dbias.accumulate}},
              [&](float* partial, std::int64_t begin, std::int64_t end) {
                kernels::layer_norm_backward(pd, px, pm, pr, pw, ps, po, partial, partial + width,
@@ -275,6 +296,33 @@ void bias_gelu_backward(GeluKind kind, const at::Tensor& h, const at::Tensor& bi
   }
 }
 
+void swiglu_forward(const at::Tensor& h, const at::Tensor& bias, at::Tensor y) {
+  if (h.is_meta()) return;
+  const float *ph = data(h), *pb = data(bias);
+  float* py = data(y);
+  const std::int64_t stride = y.stride(0);
+  for_rows(h, [&](std::int64_t begin, std::int64_t end) {
+    kernels::swiglu_forward(ph, pb, py, stride, begin, end, width_of(h) / 2);
+  });
+}
+
+void swiglu_backward(const at::Tensor& h, const at::Tensor& bias, at::Tensor d, at::Tensor y,
+                     at::Tensor dbias, bool accumulate) {
+  const bool is_meta = h.is_meta();
+  const float *ph = is_meta ? nullptr : data(h), *pb = is_meta ? nullptr : data(bias);
+  float *pd = is_meta ? nullptr : data(d), *py = is_meta ? nullptr : data(y);
+  const std::int64_t stride = y.defined() ? y.stride(0) : 0, width = width_of(h) / 2;
+  if (present(dbias)) {
+    sum_rows(h, {{dbias, accumulate}}, [&](float* partial, std::int64_t begin, std::int64_t end) {
+      kernels::swiglu_backward(ph, pb, pd, py, stride, partial, begin, end, width);
+    });
+  } else if (!is_meta) {
+    for_rows(h, [&](std::int64_t begin, std::int64_t end) {
+      kernels::swiglu_backward(ph, pb, pd, py, stride, nullptr, begin, end, width);
+    });
+  }
+}
+
 void add_bias(const at::Tensor& x, const at::Tensor& bias, at::Tensor y) {
   if (x.is_meta()) return;
   const float *px = data(x), *pb = data(bias);
@@ -301,33 +349,78 @@ void column_sums(const at::Tensor& x, at::Tensor sums, bool accumulate) {
   });
 }
 
+AttentionParams::AttentionParams(std::int64_t heads, const AttentionOptions& options,
+                                 const at::Tensor& like)
+    : num_heads(heads),
+      num_kv_heads(options.num_kv_heads.value_or(heads)),
+      causal(options.causal),
+      dropout_p(options.dropout_p),
+      dropout(draw_dropout(options.dropout_p)),
+      rotary(options.rotary),
+      key_mask(key_mask_of(options, like)) {}
+
+AttentionParams::AttentionParams(const SavedData& saved_data, const at::Tensor& mask)
+    : num_heads(saved_data.at("num_heads").toInt()),
+      num_kv_heads(saved_data.at("num_kv_heads").toInt()),
+      causal(saved_data.at("causal").toBool()),
+      dropout_p(saved_data.at("attention_dropout_p").toDouble()),
+      dropout(dropout_from_seed(
+          dropout_p, static_cast<std::uint64_t>(saved_data.at("attention_seed").toInt()))),
+      key_mask(mask) {
+  const auto found = saved_data.find("rotary");
+  if (found == saved_data.end()) return;
+  const std::vector<double> numbers = found->second.toDoubleVector();
+  rotary = RotaryOptions{numbers.at(0), std::nullopt};
+  if (numbers.size() > 1) {
+    rotary->scaling = RotaryScaling{numbers.at(1), numbers.at(2), numbers.at(3),
+                                    static_cast<std::int64_t>(numbers.at(4))};
+  }
+}
+
+void AttentionParams::keep(SavedData& saved_data) const {
+  saved_data["num_heads"] = num_heads;
+  saved_data["num_kv_heads"] = num_kv_heads;
+  saved_data["causal"] = causal;
+  saved_data["attention_dropout_p"] = dropout_p;
+  saved_data["attention_seed"] = static_cast<std::int64_t>(dropout.seed);
+  if (!rotary) return;
+  std::vector<double> numbers{rotary->theta};
+  if (const auto& s = rotary->scaling) {
+    numbers.insert(numbers.end(), {s->factor, s->low_frequency_factor, s->high_frequency_factor,
+                                   static_cast<double>(s->original_length)});
+  }
+  saved_data["rotary"] = numbers;
+}
+
 void attention_forward(const AttentionParams& params, const at::Tensor& qkv, const at::Tensor& bias,
                        at::Tensor y, at::Tensor softmax) {
-  const kernels::AttentionCall call = make_call(params, qkv, bias);
+  const at::Tensor table = table_of(params, qkv);
+  const kernels::AttentionCall call = make_call(params, qkv, bias, table);
   const std::int64_t num_workers = num_workers_for(call),
                      size = kernels::attention_forward_scratch(call.length, call.head_size);
   const at::Tensor scratch = make_floats({num_workers, size}, qkv);
   if (qkv.is_meta() || qkv.numel() == 0) return;
   float *base = data(scratch), *py = data(y), *ps = data(softmax);
-  for_items(call.num_samples * call.num_heads, num_workers,
+  for_items(call.num_samples * call.num_kv_heads, num_workers,
             [&](std::int64_t item, std::int64_t worker) {
-              kernels::attention_forward_head(call, py, ps, item, base + worker * size);
+              kernels::attention_forward_group(call, py, ps, item, base + worker * size);
             });
 }
 
 void attention_backward(const AttentionParams& params, const at::Tensor& qkv,
                         const at::Tensor& bias, const at::Tensor& y, const at::Tensor& softmax,
                         const at::Tensor& dy, at::Tensor dqkv) {
-  const kernels::AttentionCall call = make_call(params, qkv, bias);
+  const at::Tensor table = table_of(params, qkv);
+  const kernels::AttentionCall call = make_call(params, qkv, bias, table);
   const std::int64_t num_workers = num_workers_for(call),
                      size = kernels::attention_backward_scratch(call.length, call.head_size);
   const at::Tensor scratch = make_floats({num_workers, size}, qkv);
   if (qkv.is_meta() || qkv.numel() == 0) return;
   const float *py = data(y), *ps = data(softmax), *pd = data(dy);
   float *base = data(scratch), *po = data(dqkv);
-  for_items(call.num_samples * call.num_heads, num_workers,
+  for_items(call.num_samples * call.num_kv_heads, num_workers,
             [&](std::int64_t item, std::int64_t worker) {
-              kernels::attention_backward_head(call, py, ps, pd, po, item, base + worker * size);
+              kernels::attention_backward_group(call, py, ps, pd, po, item, base + worker * size);
             });
 }
 

@@ -5,6 +5,7 @@
 // device nothing is computed, so that a function built from these allocates the same sizes there as
 // on the CPU. Results do not depend on the number of threads.
 
+#include <headroom/ops/attention.h>
 #include "ops/kernels.h"
 
 #include <ATen/core/ivalue.h>
@@ -81,7 +82,7 @@ void linear_grad_input(const at::Tensor& dy, const at::Tensor& w, at::Tensor dx)
 /// dw = beta * dw + dy^T x
 void linear_grad_weight(const at::Tensor& dy, const at::Tensor& x, at::Tensor dw, double beta);
 
-// Rows: x, y, dy, dx (n, width).
+// Rows: x, y, dy, dx (n, width). Without `mean` the norm is an RMS norm.
 void layer_norm_forward(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias,
                         double eps, at::Tensor y, at::Tensor mean, at::Tensor rstd);
 void layer_norm_apply(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias,
@@ -96,6 +97,13 @@ void bias_gelu_forward(GeluKind kind, const at::Tensor& h, const at::Tensor& bia
 /// is written or added to.
 void bias_gelu_backward(GeluKind kind, const at::Tensor& h, const at::Tensor& bias, at::Tensor d,
                         at::Tensor y, at::Tensor dbias, bool accumulate);
+/// h (n, 2 width), rows of gate and up; y (n, width) becomes silu(gate) * up. y may be the first
+/// half of h.
+void swiglu_forward(const at::Tensor& h, const at::Tensor& bias, at::Tensor y);
+/// The first half of d (n, 2 width), the gradient of y, and its second become the gradient of h; y
+/// (optional; as in forward) is computed again; dbias (2 width; optional) is written or added to.
+void swiglu_backward(const at::Tensor& h, const at::Tensor& bias, at::Tensor d, at::Tensor y,
+                     at::Tensor dbias, bool accumulate);
 void add_bias(const at::Tensor& x, const at::Tensor& bias, at::Tensor y);
 void dropout_add(const kernels::Dropout& dropout, const at::Tensor& x, const at::Tensor& bias,
                  const at::Tensor& residual, at::Tensor y, std::int64_t first_row = 0);
@@ -104,15 +112,27 @@ void column_sums(const at::Tensor& x, at::Tensor sums, bool accumulate);
 
 // Attention.
 struct AttentionParams {
-  std::int64_t num_heads = 1;
+  std::int64_t num_heads = 1, num_kv_heads = 1;
   bool causal = false;
+  double dropout_p = 0.0;
   kernels::Dropout dropout;
+  std::optional<RotaryOptions> rotary;
   at::Tensor key_mask;  ///< (B, T) bool, contiguous; optional
+
+  /// Draws the seed of dropout.
+  AttentionParams(std::int64_t num_heads, const AttentionOptions& options, const at::Tensor& like);
+  /// What keep() kept, with the mask that autograd kept.
+  AttentionParams(const SavedData& saved_data, const at::Tensor& key_mask);
+  void keep(SavedData& saved_data) const;
+  std::int64_t head_size(std::int64_t qkv_width) const {
+    return qkv_width / (num_heads + 2 * num_kv_heads);
+  }
 };
-/// qkv (B, T, 3C) without its bias -> y (B, T, C), softmax (B, H, 2, T) as kernels.h has it
+/// qkv (B, T, (H + 2 K) D) without its bias -> y (B, T, H D), softmax (B, H, 2, T) as kernels.h has
+/// it
 void attention_forward(const AttentionParams& params, const at::Tensor& qkv, const at::Tensor& bias,
                        at::Tensor y, at::Tensor softmax);
-/// dqkv (B, T, 3C) is written; it may be qkv, since every head is read before it is written.
+/// dqkv, like qkv, is written; it may be qkv, since every head is read before it is written.
 void attention_backward(const AttentionParams& params, const at::Tensor& qkv,
                         const at::Tensor& bias, const at::Tensor& y, const at::Tensor& softmax,
                         const at::Tensor& dy, at::Tensor dqkv);

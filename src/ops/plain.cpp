@@ -1,6 +1,8 @@
 #include "ops/plain.h"
 
 #include "core/torch_compat.h"
+#include "ops/rotary.h"
+#include "ops/sizes.h"
 
 #include <ATen/ATen.h>
 
@@ -16,16 +18,31 @@ c10::optional<at::Tensor> optional(const at::Tensor& tensor) {
 
 }  // namespace
 
-at::Tensor plain_attention(const at::Tensor& qkv, std::int64_t num_heads, bool causal,
-                           const at::Tensor& key_mask, double dropout_p) {
-  const std::int64_t num_samples = qkv.size(0), length = qkv.size(1), channels = qkv.size(2) / 3,
-                     head_size = channels / num_heads;
-  const auto heads = [&](std::int64_t part) {  // (B, H, T, D)
-    return qkv.slice(2, part * channels, (part + 1) * channels)
-        .view({num_samples, length, num_heads, head_size})
+at::Tensor plain_attention(const at::Tensor& qkv, std::int64_t num_heads,
+                           const AttentionOptions& options) {
+  const std::int64_t num_kv_heads = options.num_kv_heads.value_or(num_heads),
+                     head_size = qkv.size(2) / (num_heads + 2 * num_kv_heads);
+  const std::int64_t num_samples = qkv.size(0), length = qkv.size(1),
+                     channels = num_heads * head_size;
+  const bool causal = options.causal;
+  const double dropout_p = options.dropout_p;
+  const at::Tensor key_mask = key_mask_of(options, qkv);
+  const auto heads = [&](std::int64_t first, std::int64_t count) {  // (B, count, T, D)
+    return qkv.slice(2, first * head_size, (first + count) * head_size)
+        .view({num_samples, length, count, head_size})
         .transpose(1, 2);
   };
-  const at::Tensor q = heads(0), k = heads(1), v = heads(2);
+  at::Tensor q = heads(0, num_heads), k = heads(num_heads, num_kv_heads),
+             v = heads(num_heads + num_kv_heads, num_kv_heads);
+  if (options.rotary) {
+    const at::Tensor table = rotary_table(*options.rotary, 0, length, head_size, qkv);
+    q = rotate(q, table);
+    k = rotate(k, table);
+  }
+  if (num_kv_heads != num_heads) {
+    k = k.repeat_interleave(num_heads / num_kv_heads, 1);
+    v = v.repeat_interleave(num_heads / num_kv_heads, 1);
+  }
 #ifdef HEADROOM_HAS_FUSED_ATTENTION
   if (!qkv.is_cpu() && !key_mask.defined()) {
     return at::scaled_dot_product_attention(q, k, v, {}, dropout_p, causal)
@@ -65,8 +82,18 @@ at::Tensor plain_layer_norm(const at::Tensor& x, const at::Tensor& weight, const
   return at::layer_norm(x, {x.size(-1)}, optional(weight), optional(bias), eps);
 }
 
+at::Tensor plain_rms_norm(const at::Tensor& x, const at::Tensor& weight, double eps) {
+  const at::Tensor y = x * at::rsqrt(x.pow(2).mean(-1, true) + eps);
+  return weight.defined() ? y * weight : y;
+}
+
 at::Tensor plain_gelu(const at::Tensor& x, GeluKind kind) {
   return at::gelu(x, kind == GeluKind::kTanh ? "tanh" : "none");
+}
+
+at::Tensor plain_swiglu(const at::Tensor& x) {
+  const std::int64_t width = x.size(-1) / 2;
+  return at::silu(x.narrow(-1, 0, width)) * x.narrow(-1, width, width);
 }
 
 at::Tensor plain_linear(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias) {

@@ -16,15 +16,28 @@ void check_sizes(const at::Tensor& tensor, at::IntArrayRef sizes, const char* wh
                                 fmt::join(tensor.sizes(), ", "), fmt::join(sizes, ", ")));
 }
 
-void check_attention_sizes(const at::Tensor& x, std::int64_t num_heads, std::int64_t num_parts,
+void check_attention_sizes(const at::Tensor& x, std::int64_t qkv_width, std::int64_t num_heads,
                            const AttentionOptions& options) {
   if (x.dim() != 3)
     throw ConfigError(
         fmt::format("attention is given {} dimensions, but needs 3: (B, T, channels)", x.dim()));
-  if (num_heads < 1 || x.size(2) % (num_parts * num_heads) != 0) {
-    throw ConfigError(fmt::format("{} channels cannot be shared by {} heads: give a multiple of {}",
-                                  x.size(2), num_heads,
-                                  num_parts * std::max<std::int64_t>(1, num_heads)));
+  const std::int64_t num_kv_heads = options.num_kv_heads.value_or(num_heads);
+  if (num_heads < 1 || num_kv_heads < 1 || num_heads % num_kv_heads != 0) {
+    throw ConfigError(
+        fmt::format("{} heads of queries cannot share {} heads of keys and values: give a divisor",
+                    num_heads, num_kv_heads));
+  }
+  const std::int64_t parts = num_heads + 2 * num_kv_heads, head_size = qkv_width / parts;
+  if (qkv_width % parts != 0) {
+    throw ConfigError(
+        fmt::format("{} channels of queries, keys and values cannot be shared by {} heads and 2 x "
+                    "{} of keys and values: give a multiple of {}",
+                    qkv_width, num_heads, num_kv_heads, parts));
+  }
+  if (options.rotary && head_size % 2 != 0) {
+    throw ConfigError(fmt::format(
+        "rotary positions turn pairs of channels, but a head has {}: give an even number",
+        head_size));
   }
   if (options.key_mask.defined() && options.key_lengths.defined())
     throw ConfigError("give key_mask or key_lengths, not both");

@@ -6,9 +6,9 @@
 
 namespace headroom::ops {
 
-/// Throws ConfigError, with the sizes, unless x is (B, T, num_parts * num_heads * D) and the mask
-/// or the lengths fit it.
-void check_attention_sizes(const at::Tensor& x, std::int64_t num_heads, std::int64_t num_parts,
+/// Throws ConfigError, with the sizes, unless x is (B, T, C), rows of `qkv_width` channels can be
+/// shared by the heads of queries, keys and values, and the mask or the lengths fit x.
+void check_attention_sizes(const at::Tensor& x, std::int64_t qkv_width, std::int64_t num_heads,
                            const AttentionOptions& options);
 
 /// The keys that may be seen, (B, T) bool, contiguous, on the device of `like`; undefined when all

@@ -12,6 +12,7 @@
 #include "optim/adafactor_kernels.h"
 #include "optim/dense_floats.h"
 #include "optim/options_as.h"
+#include "optim/parameter_groups.h"
 #include "optim/zeroed_state.h"
 
 namespace headroom {
@@ -319,6 +320,21 @@ void Adafactor::update(at::Tensor& parameter, const at::Tensor& gradient,
     update_full(parameter, gradient, state, options, numbers, exp_avg);
   }
   parameter.unsafeGetTensorImpl()->bump_version();
+}
+
+OptimizerRow adafactor_row() {
+  return {"adafactor", "rows + columns of a matrix in fp32",
+          [](const OptimizerConfig& config, const NamedParameters& named, const KeepFp32State&) {
+            return make_grouped<Adafactor>(config, named,
+                                           AdafactorOptions(config.learning_rate)
+                                               .scale_parameter(false)
+                                               .weight_decay(config.weight_decay));
+          },
+          [](const OptimizerConfig&, const std::vector<std::int64_t>& shape) {
+            const std::int64_t all = float_bytes(shape);
+            if (shape.size() < 2 || all == 0) return all;
+            return static_cast<std::int64_t>(sizeof(float)) * shape[0] + all / shape[0];
+          }};
 }
 
 }  // namespace headroom

@@ -2,6 +2,7 @@
 
 #include <headroom/optim/optimizer.h>
 #include <torch/arg.h>
+#include "optim/optimizer_table.h"
 
 namespace headroom {
 
@@ -82,5 +83,8 @@ class Adafactor : public LeanOptimizer {
   void update(at::Tensor& parameter, const at::Tensor& gradient, LeanParamState& state,
               const torch::optim::OptimizerOptions& options) const override;
 };
+
+/// Its row in the table of optimizers.
+OptimizerRow adafactor_row();
 
 }  // namespace headroom

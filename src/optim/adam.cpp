@@ -7,6 +7,7 @@
 #include "optim/adam_step.h"
 #include "optim/dense_floats.h"
 #include "optim/options_as.h"
+#include "optim/parameter_groups.h"
 #include "optim/zeroed_state.h"
 
 namespace headroom {
@@ -57,6 +58,11 @@ std::unique_ptr<LeanParamState> make_adam_state(const at::Tensor& like) {
 
 std::vector<torch::optim::OptimizerParamGroup> one_group(std::vector<at::Tensor> parameters) {
   return {torch::optim::OptimizerParamGroup(std::move(parameters))};
+}
+
+std::int64_t two_moments_bytes(const OptimizerConfig& /*config*/,
+                               const std::vector<std::int64_t>& shape) {
+  return 2 * float_bytes(shape);
 }
 
 }  // namespace
@@ -136,6 +142,22 @@ void AdamW::update(at::Tensor& parameter, const at::Tensor& gradient, LeanParamS
                    const torch::optim::OptimizerOptions& options) const {
   update_adam(parameter, gradient, static_cast<AdamParamState&>(state),
               static_cast<const AdamWOptions&>(options), /*decoupled=*/true);
+}
+
+OptimizerRow adam_row() {
+  return {"adam", "two moments in fp32",
+          [](const OptimizerConfig& config, const NamedParameters& named, const KeepFp32State&) {
+            return make_grouped<Adam>(config, named, adam_options<AdamOptions>(config));
+          },
+          two_moments_bytes};
+}
+
+OptimizerRow adamw_row() {
+  return {"adamw", "two moments in fp32",
+          [](const OptimizerConfig& config, const NamedParameters& named, const KeepFp32State&) {
+            return make_grouped<AdamW>(config, named, adam_options<AdamWOptions>(config));
+          },
+          two_moments_bytes};
 }
 
 }  // namespace headroom

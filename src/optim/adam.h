@@ -2,6 +2,7 @@
 
 #include <headroom/optim/optimizer.h>
 #include <torch/arg.h>
+#include "optim/optimizer_table.h"
 
 namespace headroom {
 
@@ -99,5 +100,9 @@ class AdamW : public LeanOptimizer {
   void update(at::Tensor& parameter, const at::Tensor& gradient, LeanParamState& state,
               const torch::optim::OptimizerOptions& options) const override;
 };
+
+/// Their rows in the table of optimizers.
+OptimizerRow adam_row();
+OptimizerRow adamw_row();
 
 }  // namespace headroom

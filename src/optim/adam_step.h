@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <tuple>
 
+#include <headroom/optim/factory.h>
 #include "optim/update_kernels.h"
 
 namespace headroom {
@@ -27,6 +28,15 @@ inline optim_kernels::AdamStep adam_step(double lr, const std::tuple<double, dou
   numbers.one_minus_beta1 = static_cast<float>(1 - beta1);
   numbers.one_minus_beta2 = static_cast<float>(1 - beta2);
   return numbers;
+}
+
+/// The options of Adam and its variants from the words of the command line.
+template <typename Options>
+Options adam_options(const OptimizerConfig& config) {
+  return Options(config.learning_rate)
+      .betas({config.beta1, config.beta2})
+      .eps(config.eps)
+      .weight_decay(config.weight_decay);
 }
 
 /// Throws ConfigError on numbers that Adam cannot work with, and on amsgrad.

@@ -3,10 +3,13 @@
 #include <ATen/ATen.h>
 #include <fmt/format.h>
 
+#include <limits>
+
 #include <headroom/core/error.h>
 #include "optim/adam_step.h"
 #include "optim/dense_floats.h"
 #include "optim/options_as.h"
+#include "optim/parameter_groups.h"
 #include "optim/quantized_kernels.h"
 #include "optim/zeroed_state.h"
 
@@ -40,6 +43,24 @@ void update_fp32(const optim_kernels::AdamStep& step, at::Tensor& parameter,
   for_ranges(parameter.numel(), [&](std::int64_t begin, std::int64_t end) {
     optim_kernels::adam_update(step, end - begin, p + begin, g + begin, m + begin, v + begin);
   });
+}
+
+std::unique_ptr<LeanOptimizer> make_by_config(const OptimizerConfig& config,
+                                              const NamedParameters& named,
+                                              const KeepFp32State& keep_fp32_state) {
+  return make_grouped<AdamW8bit>(split_parameters(config, named, keep_fp32_state), config,
+                                 adam_options<AdamW8bitOptions>(config),
+                                 [](AdamW8bitOptions& options) {
+                                   options.min_8bit_size(std::numeric_limits<std::int64_t>::max());
+                                 });
+}
+
+std::int64_t state_bytes(const OptimizerConfig& /*config*/,
+                         const std::vector<std::int64_t>& shape) {
+  constexpr std::int64_t kFloatBytes = sizeof(float);
+  const std::int64_t count = float_bytes(shape) / kFloatBytes;
+  if (count < kMin8bitSize) return 2 * count * kFloatBytes;
+  return 2 * count + 2 * kFloatBytes * optim_kernels::num_blocks(count);
 }
 
 }  // namespace
@@ -108,6 +129,10 @@ void AdamW8bit::update(at::Tensor& parameter, const at::Tensor& gradient,
     update_fp32(step, parameter, gradient, state);
   }
   parameter.unsafeGetTensorImpl()->bump_version();
+}
+
+OptimizerRow adamw_8bit_row() {
+  return {"adamw_8bit", "two moments in 8 bits", make_by_config, state_bytes};
 }
 
 }  // namespace headroom

@@ -1,10 +1,13 @@
 #pragma once
 
 #include <headroom/optim/optimizer.h>
-#include <headroom/optim/optimizer_config.h>
 #include <torch/arg.h>
+#include "optim/optimizer_table.h"
 
 namespace headroom {
+
+/// Parameters with fewer elements keep fp32 moments, unless told otherwise.
+inline constexpr std::int64_t kMin8bitSize = 4096;
 
 /// As AdamWOptions, and which parameters keep their moments in fp32.
 struct AdamW8bitOptions : optim_detail::LeanOptions<AdamW8bitOptions> {
@@ -81,5 +84,8 @@ class AdamW8bit : public LeanOptimizer {
   void update(at::Tensor& parameter, const at::Tensor& gradient, LeanParamState& state,
               const torch::optim::OptimizerOptions& options) const override;
 };
+
+/// Its row in the table of optimizers.
+OptimizerRow adamw_8bit_row();
 
 }  // namespace headroom

@@ -6,6 +6,7 @@
 #include <headroom/core/error.h>
 #include "optim/dense_floats.h"
 #include "optim/options_as.h"
+#include "optim/parameter_groups.h"
 #include "optim/update_kernels.h"
 #include "optim/zeroed_state.h"
 
@@ -98,6 +99,19 @@ void SGD::update(at::Tensor& parameter, const at::Tensor& gradient, LeanParamSta
     parameter.unsafeGetTensorImpl()->bump_version();
   }
   if (with_momentum) state.step(state.step() + 1);
+}
+
+OptimizerRow sgd_row() {
+  return {"sgd", "nothing, or with momentum a copy of the weights",
+          [](const OptimizerConfig& config, const NamedParameters& named, const KeepFp32State&) {
+            return make_grouped<SGD>(config, named,
+                                     SGDOptions(config.learning_rate)
+                                         .momentum(config.momentum)
+                                         .weight_decay(config.weight_decay));
+          },
+          [](const OptimizerConfig& config, const std::vector<std::int64_t>& shape) {
+            return config.momentum != 0 ? float_bytes(shape) : 0;
+          }};
 }
 
 }  // namespace headroom

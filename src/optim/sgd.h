@@ -2,6 +2,7 @@
 
 #include <headroom/optim/optimizer.h>
 #include <torch/arg.h>
+#include "optim/optimizer_table.h"
 
 namespace headroom {
 
@@ -57,5 +58,8 @@ class SGD : public LeanOptimizer {
   void update(at::Tensor& parameter, const at::Tensor& gradient, LeanParamState& state,
               const torch::optim::OptimizerOptions& options) const override;
 };
+
+/// Its row in the table of optimizers.
+OptimizerRow sgd_row();
 
 }  // namespace headroom

@@ -1,7 +1,7 @@
 #include <headroom/plan/chain_solver.h>
 
+#include "plan/expansion.h"
 #include "plan/intervals.h"
-#include "plan/schedule.h"
 #include "plan/slot_table.h"
 
 #include <headroom/core/bytes.h>
@@ -46,7 +46,7 @@ struct ChainSolver::State {
     // as a part of what it keeps.
     for (int l = 1; l <= numbers.L; ++l) {
       for (const ChainNumbers::Option& option : numbers.options[numbers.at(l)])
-        taken_gcd = std::gcd(taken_gcd, option.S);
+        taken_gcd = std::gcd(taken_gcd, option.fits ? option.S : 0);
       for (const auto& stored : numbers.stored)
         taken_gcd = std::gcd(taken_gcd, l < numbers.L ? stored[numbers.at(l)] : 0);
       taken_gcd = std::gcd(taken_gcd, numbers.p[numbers.at(l)]);
@@ -144,8 +144,8 @@ struct ChainSolver::State {
            grid.bytes(grid.top) >= budget_bytes;
   }
 
-  Plan checked_plan(std::vector<Operation> operations, std::int64_t budget_bytes) const {
-    Plan plan = plan_from_operations(chain, std::move(operations));
+  Schedule checked_schedule(std::vector<Operation> operations, std::int64_t budget_bytes) const {
+    Schedule plan = schedule_from_operations(chain, std::move(operations));
     if (plan.peak_bytes > budget_bytes) {
       throw std::logic_error(
           fmt::format("a plan for {} bytes needs {} bytes", budget_bytes, plan.peak_bytes));
@@ -153,8 +153,8 @@ struct ChainSolver::State {
     return plan;
   }
 
-  Plan keep_everything() const {
-    return plan_from_operations(
+  Schedule keep_everything() const {
+    return schedule_from_operations(
         chain, expand_schedule(numbers.L, 0, [this](const Interval& interval) {
           return Decision::keep(numbers.fastest[numbers.at(interval.first)]);
         }));
@@ -162,15 +162,15 @@ struct ChainSolver::State {
 
   /// A plan that fits the smallest budget, whatever its time. Needed only when rounding up leaves
   /// nothing that fits.
-  Plan leanest_plan() const {
-    return plan_from_operations(chain,
-                                expand_schedule(numbers.L, 0, [this](const Interval& interval) {
-                                  return leanest_choice(interval);
-                                }));
+  Schedule leanest_schedule() const {
+    return schedule_from_operations(chain,
+                                    expand_schedule(numbers.L, 0, [this](const Interval& interval) {
+                                      return leanest_choice(interval);
+                                    }));
   }
   Decision leanest_choice(const Interval& interval) const;
 
-  Plan rounded_plan(std::int64_t budget_bytes) const;
+  Schedule rounded_schedule(std::int64_t budget_bytes) const;
 
   ChainCosts chain;
   SolverOptions options;
@@ -186,11 +186,11 @@ struct ChainSolver::State {
 Decision ChainSolver::State::leanest_choice(const Interval& interval) const {
   const int first = interval.first, last = interval.last, format = interval.format;
   const std::int64_t least = bounds.least(intervals.id(first, last), format);
-  const std::vector<ChainNumbers::Option>& ways = numbers.options[numbers.at(first)];
-  for (std::size_t k = 0; k < ways.size(); ++k) {
+  const std::vector<ChainNumbers::Option>& options_of_first = numbers.options[numbers.at(first)];
+  for (std::size_t k = 0; k < options_of_first.size(); ++k) {
     const std::int64_t after =
-        first < last ? ways[k].S + bounds.least(intervals.id(first + 1, last), 0) : 0;
-    if (std::max(numbers.keep_need(first, last, format, ways[k]), after) <= least)
+        first < last ? options_of_first[k].S + bounds.least(intervals.id(first + 1, last), 0) : 0;
+    if (std::max(numbers.keep_need(first, last, format, options_of_first[k]), after) <= least)
       return Decision::keep(static_cast<int>(k));
   }
   Sweep sweep(numbers, first, last, format);
@@ -210,19 +210,19 @@ Decision ChainSolver::State::leanest_choice(const Interval& interval) const {
 
 /// Without a lossless grid: rounding down bounds the time from below, rounding up gives a plan that
 /// fits.
-Plan ChainSolver::State::rounded_plan(std::int64_t budget_bytes) const {
+Schedule ChainSolver::State::rounded_schedule(std::int64_t budget_bytes) const {
   std::int64_t lower_bound_ns = 0;
   {
     const SlotTable down = make_table(rounding_grid(budget_bytes, false));
     lower_bound_ns = down.time_ns(down.grid().top);
     // The bound may be a real plan: then it is the answer, and nothing was lost.
-    Plan plan = plan_from_operations(chain, down.extract(down.grid().top));
+    Schedule plan = schedule_from_operations(chain, down.extract(down.grid().top));
     if (plan.peak_bytes <= budget_bytes) return plan;
   }
   const SlotTable up = make_table(rounding_grid(budget_bytes, true));
   const std::int64_t top = up.grid().top;
-  Plan plan = up.feasible(top) ? checked_plan(up.extract(top), budget_bytes)
-                               : checked_plan(leanest_plan().operations, budget_bytes);
+  Schedule plan = up.feasible(top) ? checked_schedule(up.extract(top), budget_bytes)
+                                   : checked_schedule(leanest_schedule().operations, budget_bytes);
   plan.certified_gap_ns = plan.time_ns - lower_bound_ns;
   return plan;
 }
@@ -248,7 +248,7 @@ std::int64_t ChainSolver::least_time_ns() const {
   return time_ns;
 }
 
-Plan ChainSolver::plan(std::int64_t budget_bytes) {
+Schedule ChainSolver::schedule(std::int64_t budget_bytes) {
   if (budget_bytes < smallest_budget_bytes()) {
     throw BudgetError(
         fmt::format("budget {} ({} bytes) is below the {} ({} bytes) that the leanest schedule of "
@@ -259,11 +259,11 @@ Plan ChainSolver::plan(std::int64_t budget_bytes) {
   }
   if (budget_bytes >= ample_budget_bytes()) return state_->keep_everything();
   if (const SlotTable* table = state_->lossless_table(budget_bytes, false)) {
-    return state_->checked_plan(table->extract(table->grid().index_of_budget(budget_bytes)),
-                                budget_bytes);
+    return state_->checked_schedule(table->extract(table->grid().index_of_budget(budget_bytes)),
+                                    budget_bytes);
   }
   state_->table.reset();  // makes room for the two that follow
-  return state_->rounded_plan(budget_bytes);
+  return state_->rounded_schedule(budget_bytes);
 }
 
 std::vector<FrontierPoint> ChainSolver::frontier() {
@@ -280,13 +280,13 @@ std::vector<FrontierPoint> ChainSolver::frontier() {
   }
   state_->table.reset();
   const SlotTable up = state_->make_table(state_->rounding_grid(ample, true, kCurvePatience));
-  const auto add = [&](const Plan& plan) {
+  const auto add = [&](const Schedule& plan) {
     if (points.empty() || plan.time_ns < points.back().time_ns)
       points.push_back({plan.peak_bytes, plan.time_ns, plan.peak_bytes});
   };
-  add(state_->leanest_plan());
+  add(state_->leanest_schedule());
   for (const std::int64_t index : up.steps())
-    add(plan_from_operations(state_->chain, up.extract(index)));
+    add(schedule_from_operations(state_->chain, up.extract(index)));
   // Rounding hides by how much less each plan fits, so that a later one may need less memory than
   // an earlier, slower one.
   std::stable_sort(points.begin(), points.end(),

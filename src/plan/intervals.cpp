@@ -44,9 +44,10 @@ ChainNumbers::ChainNumbers(const ChainCosts& chain)
     F[l] = F[l - 1] + stage.forward_ns;
     P[l] = P[l - 1] + p[l];
     for (const StageOption& option : stage.options) {
-      options[l].push_back({option.kept_bytes, option.forward_transient_bytes,
-                            option.backward_transient_bytes,
-                            option.forward_ns + option.backward_ns});
+      options[l].push_back(option.fits ? Option{option.kept_bytes, option.forward_transient_bytes,
+                                                option.backward_transient_bytes,
+                                                option.forward_ns + option.backward_ns}
+                                       : Option{kMaxChainBytes, 0, 0, kMaxChainNs, false});
     }
     const auto best = std::min_element(
         options[l].begin(), options[l].end(), [](const Option& a, const Option& b) {

@@ -17,14 +17,15 @@ struct ChainNumbers {
   struct Option {
     std::int64_t S, oF, oB;
     std::int64_t time_ns;  ///< forward + backward
+    bool fits = true;
   };
 
   int L;
   int num_formats;  ///< with full, which is format 0
   std::vector<std::int64_t> A, G, oN, p;
-  std::vector<std::int64_t> F;  ///< prefix sum of the forward times
-  std::vector<std::int64_t> P;  ///< prefix sum of p
-  std::vector<std::vector<Option>> options;
+  std::vector<std::int64_t> F;               ///< prefix sum of the forward times
+  std::vector<std::int64_t> P;               ///< prefix sum of p
+  std::vector<std::vector<Option>> options;  ///< one that does not fit is larger than any budget
   std::vector<int> fastest;  ///< option of least time; of those, the one that keeps least
   std::vector<std::vector<std::int64_t>> stored, encode_ns, decode_ns;  ///< [format][boundary]
 

@@ -1,6 +1,7 @@
 #include <headroom/plan/policies.h>
 
-#include "plan/schedule.h"
+#include "plan/expansion.h"
+#include "plan/segments.h"
 
 #include <headroom/core/error.h>
 #include "plan/simulate.h"
@@ -9,7 +10,6 @@
 
 #include <algorithm>
 #include <charconv>
-#include <cmath>
 #include <iterator>
 #include <limits>
 #include <stdexcept>
@@ -32,7 +32,7 @@ constexpr PolicyName kPolicyNames[] = {
 
 /// Segments of num_stages / num_segments stages; the last one takes the rest.
 Decide segments(int num_stages, int num_segments) {
-  const int size = num_stages / num_segments;
+  const int size = static_cast<int>(segment_size(num_stages, num_segments));
   return [size, num_segments](const Interval& interval) {
     const int segment = std::min((interval.first - 1) / size, num_segments - 1);
     const int next =
@@ -44,7 +44,8 @@ Decide segments(int num_stages, int num_segments) {
 Decide halves() {
   return [](const Interval& interval) {
     const int length = interval.last - interval.first + 1;
-    return length == 1 ? Decision::keep(0) : Decision::sweep(interval.first + (length + 1) / 2);
+    return length == 1 ? Decision::keep(0)
+                       : Decision::sweep(interval.first + static_cast<int>(first_half(length)));
   };
 }
 
@@ -113,11 +114,11 @@ Policy parse_policy(std::string_view text) {
                   text));
 }
 
-Plan plan_of_policy(const ChainCosts& chain, const Policy& policy) {
+Schedule schedule_of_policy(const ChainCosts& chain, const Policy& policy) {
   validate(chain);
   const int num_stages = static_cast<int>(chain.stages.size());
   const auto expand = [&](const Decide& decide, std::int64_t state = 0) {
-    return plan_from_operations(chain, expand_schedule(num_stages, state, decide));
+    return schedule_from_operations(chain, expand_schedule(num_stages, state, decide));
   };
   switch (policy.kind) {
     case PolicyKind::kOptimal:
@@ -133,7 +134,7 @@ Plan plan_of_policy(const ChainCosts& chain, const Policy& policy) {
       }
       return expand(segments(num_stages, policy.count));
     case PolicyKind::kSqrt:
-      return expand(segments(num_stages, static_cast<int>(std::lround(std::sqrt(num_stages)))));
+      return expand(segments(num_stages, static_cast<int>(num_sqrt_segments(num_stages))));
     case PolicyKind::kLog:
       return expand(halves());
     case PolicyKind::kRevolve:

@@ -1,56 +1,43 @@
-#include "plan/schedule.h"
-
-#include <utility>
+#include <headroom/plan/schedule.h>
 
 namespace headroom {
-namespace {
 
-class Expander {
- public:
-  explicit Expander(const Decide& decide) : decide_(decide) {}
-
-  /// What holds the input of an interval.
-  enum class Input {
-    kHead,   ///< nothing yet
-    kSlot,   ///< a slot of its own, to be freed after the backward of `first`
-    kOther,  ///< the chain, or the kept stage before
-  };
-
-  void expand(const Interval& interval, Input input) {
-    if (interval.first > interval.last) return;
-    const Decision decision = decide_(interval);
-    const int first = interval.first;
-    if (decision.split == 0) {
-      operations_.push_back({OperationKind::kForwardKeep, first, decision.option, interval.format});
-      expand({first + 1, interval.last, 0, decision.right_state}, Input::kOther);
-      operations_.push_back({OperationKind::kBackward, first, decision.option, interval.format});
-      if (input != Input::kOther)
-        operations_.push_back({OperationKind::kFree, first, 0, interval.format});
-      return;
-    }
-    operations_.push_back(
-        {input == Input::kHead ? OperationKind::kForwardStore : OperationKind::kForward, first, 0,
-         interval.format});
-    for (int stage = first + 1; stage < decision.split; ++stage)
-      operations_.push_back({OperationKind::kForward, stage, 0, 0});
-    expand({decision.split, interval.last, decision.format, decision.right_state}, Input::kHead);
-    expand({first, decision.split - 1, interval.format, decision.left_state},
-           input == Input::kHead ? Input::kSlot : input);
+const char* operation_name(OperationKind kind) {
+  switch (kind) {
+    case OperationKind::kForward:
+      return "forward";
+    case OperationKind::kForwardStore:
+      return "forward_store";
+    case OperationKind::kForwardKeep:
+      return "forward_keep";
+    case OperationKind::kBackward:
+      return "backward";
+    case OperationKind::kFree:
+      return "free";
   }
+  return "";
+}
 
-  std::vector<Operation> take() { return std::move(operations_); }
-
- private:
-  const Decide& decide_;
-  std::vector<Operation> operations_;
-};
-
-}  // namespace
-
-std::vector<Operation> expand_schedule(int num_stages, std::int64_t state, const Decide& decide) {
-  Expander expander(decide);
-  expander.expand({1, num_stages, 0, state}, Expander::Input::kOther);
-  return expander.take();
+Recompute recompute_of(const ChainCosts& chain, const std::vector<Operation>& operations) {
+  Recompute recompute;
+  std::vector<bool> ran(chain.stages.size() + 1, false);
+  double once_ns = 0;
+  for (const StageCosts& stage : chain.stages) once_ns += static_cast<double>(stage.forward_ns);
+  for (const Operation& operation : operations) {
+    if (operation.kind == OperationKind::kBackward || operation.kind == OperationKind::kFree)
+      continue;
+    const StageCosts& stage = chain.stages[static_cast<std::size_t>(operation.stage) - 1];
+    if (ran[static_cast<std::size_t>(operation.stage)]) {
+      ++recompute.num_runs;
+      recompute.time_ns +=
+          operation.kind == OperationKind::kForwardKeep
+              ? stage.options[static_cast<std::size_t>(operation.option)].forward_ns
+              : stage.forward_ns;
+    }
+    ran[static_cast<std::size_t>(operation.stage)] = true;
+  }
+  if (once_ns > 0) recompute.fraction = static_cast<double>(recompute.time_ns) / once_ns;
+  return recompute;
 }
 
 }  // namespace headroom

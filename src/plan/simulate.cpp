@@ -204,10 +204,10 @@ Replay simulate(const ChainCosts& chain, const std::vector<Operation>& operation
   return replay;
 }
 
-Plan plan_from_operations(const ChainCosts& chain, std::vector<Operation> operations) {
+Schedule schedule_from_operations(const ChainCosts& chain, std::vector<Operation> operations) {
   Replay replay = simulate(chain, operations);
   if (!replay.valid()) throw std::logic_error("invalid schedule: " + replay.problem);
-  Plan plan;
+  Schedule plan;
   plan.operations = std::move(operations);
   plan.time_ns = replay.time_ns;
   plan.peak_bytes = replay.peak_bytes;

@@ -1,6 +1,6 @@
 #pragma once
 
-#include <headroom/plan/plan.h>
+#include <headroom/plan/schedule.h>
 
 #include <string>
 #include <vector>
@@ -25,6 +25,6 @@ struct Replay {
 Replay simulate(const ChainCosts& chain, const std::vector<Operation>& operations);
 
 /// The plan of a list that must be valid; throws std::logic_error when it is not.
-Plan plan_from_operations(const ChainCosts& chain, std::vector<Operation> operations);
+Schedule schedule_from_operations(const ChainCosts& chain, std::vector<Operation> operations);
 
 }  // namespace headroom

@@ -1,11 +1,11 @@
 #pragma once
 
+#include "plan/expansion.h"
 #include "plan/intervals.h"
-#include "plan/schedule.h"
 
 #include <cstdint>
+#include <memory>
 #include <vector>
-#include "memory"
 
 namespace headroom {
 

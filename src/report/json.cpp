@@ -1,16 +1,7 @@
 #include "report/json.h"
 
-#include <headroom/core/error.h>
-
-#include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
-#include <unistd.h>
-
-#include <cerrno>
-#include <cstdio>
-#include <cstring>
-#include <fstream>
 #include <utility>
 
 namespace headroom {
@@ -81,23 +72,6 @@ Json& Json::push(std::int64_t value) {
 
 std::string Json::dump(int indent) const {
   return value_->json.dump(indent, ' ', false, nlohmann::json::error_handler_t::replace);
-}
-
-void write_file_atomically(const std::string& path, const std::string& text) {
-  const std::string temporary = fmt::format("{}.{}.tmp", path, ::getpid());
-  const auto fail = [&](const char* what) {
-    const int error = errno;
-    std::remove(temporary.c_str());
-    throw ConfigError(fmt::format("cannot {} '{}': {}", what, path, std::strerror(error)));
-  };
-  {
-    std::ofstream file(temporary, std::ios::binary);
-    if (!file) fail("write");
-    file << text;
-    file.flush();
-    if (!file) fail("write");
-  }
-  if (std::rename(temporary.c_str(), path.c_str()) != 0) fail("replace");
 }
 
 }  // namespace headroom

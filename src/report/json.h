@@ -1,9 +1,9 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <vector>
-#include "memory"
 
 namespace headroom {
 
@@ -42,10 +42,5 @@ class Json {
   struct Value;
   std::unique_ptr<Value> value_;
 };
-
-/// Writes `text` to `path` so that a reader sees the old file or the new one, never a half: writes
-/// a temporary file beside it, then renames. Throws ConfigError naming the path when the folder
-/// cannot be written.
-void write_file_atomically(const std::string& path, const std::string& text);
 
 }  // namespace headroom

@@ -1,7 +1,10 @@
 #include "report/progress.h"
+#include "core/output_file.h"
 
 #include <headroom/core/bytes.h>
 #include <headroom/core/error.h>
+#include "core/figures.h"
+#include "core/input_file.h"
 
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
@@ -12,6 +15,7 @@
 #include <cerrno>
 #include <cstdio>
 #include <cstring>
+#include <sstream>
 
 namespace headroom {
 namespace {
@@ -33,9 +37,12 @@ std::string bar(double share) {
 
 // A line that was cut short by a crash is no JSON, and is left out.
 std::string lines_up_to(const std::string& path, std::int64_t last_step) {
+  constexpr std::int64_t kMostBytes = std::int64_t{1} << 30;
   std::string kept;
-  std::ifstream file(path);
-  for (std::string line; last_step > 0 && std::getline(file, line);) {
+  if (last_step <= 0 || !path_exists(path)) return kept;
+  std::istringstream lines(InputFile(path).read_all(kMostBytes));
+  for (std::string line; std::getline(lines, line);) {
+    if (!json_depth_is_allowed(line)) continue;
     const nlohmann::json json = nlohmann::json::parse(line, nullptr, /*allow_exceptions=*/false);
     if (json.is_object() && json.contains("step") && json["step"].is_number_integer() &&
         json["step"] <= last_step)
@@ -61,9 +68,10 @@ std::string Progress::line(const ProgressState& state) const {
                                      static_cast<double>(state.total_steps - state.step)
                                : 0.0;
   return fmt::format(
-      "epoch {:.2f}  step {}/{}  loss {:.4f}  {:.0f} samples/s  memory {} (peak {})  left {}",
-      state.epoch, state.step, state.total_steps, state.loss, state.samples_per_second,
-      format_bytes(state.live_bytes), format_bytes(state.peak_bytes), clock_text(left));
+      "epoch {:.2f}  step {}/{}  loss {:.4f}  {} samples/s  memory {} (peak {})  left {}",
+      state.epoch, state.step, state.total_steps, state.loss,
+      format_figure(state.samples_per_second), format_bytes(state.live_bytes),
+      format_bytes(state.peak_bytes), clock_text(left));
 }
 
 void Progress::update(const ProgressState& state) {

@@ -1,14 +1,14 @@
 #include "report/run_record.h"
 
 #include <headroom/core/error.h>
+#include "core/input_file.h"
 
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
 #include <cmath>
 #include <filesystem>
-#include <fstream>
-#include <iterator>
+#include <sstream>
 
 namespace headroom {
 namespace {
@@ -16,18 +16,21 @@ namespace {
 namespace fs = std::filesystem;
 using Parsed = nlohmann::ordered_json;
 
+constexpr std::int64_t kMostRunFileBytes = std::int64_t{1} << 30;
+
 std::string read_text(const fs::path& path) {
-  std::ifstream file(path, std::ios::binary);
-  if (!file)
-    throw DataError(fmt::format(
-        "'{}' cannot be read: give the --output_dir of a run that has ended", path.string()));
-  return {std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
+  if (!path_exists(path))
+    throw DataError(
+        fmt::format("'{}' cannot be read: give the --output_dir of a run that has ended",
+                    shown_path(path.string())));
+  return InputFile(path).read_all(kMostRunFileBytes);
 }
 
 // One file of a run. Whatever is not as a run writes it is a DataError that names the file.
 class RunFile {
  public:
   RunFile(std::string where, const std::string& text) : where_(std::move(where)) {
+    if (!json_depth_is_allowed(text)) fail("is nested too deep");
     json_ = Parsed::parse(text, nullptr, /*allow_exceptions=*/false);
     if (!json_.is_object()) fail("is not a JSON object");
   }
@@ -79,7 +82,7 @@ class RunFile {
 };
 
 RunFile open_run_file(const fs::path& path) {
-  return RunFile(fmt::format("'{}'", path.string()), read_text(path));
+  return RunFile(fmt::format("'{}'", shown_path(path.string())), read_text(path));
 }
 
 TrainResults results_of(const RunFile& file) {
@@ -154,10 +157,10 @@ void read_plan(const RunFile& file, RunRecord& run) {
 }
 
 void read_metrics(const fs::path& path, RunRecord& run) {
-  std::ifstream file(path);
+  std::istringstream lines(read_text(path));
   std::int64_t number = 0;
-  for (std::string line; std::getline(file, line);) {
-    const RunFile entry(fmt::format("line {} of '{}'", ++number, path.string()), line);
+  for (std::string line; std::getline(lines, line);) {
+    const RunFile entry(fmt::format("line {} of '{}'", ++number, shown_path(path.string())), line);
     const Parsed& json = entry.json();
     const std::int64_t step = entry.integer(json, "step");
     if (json.contains("loss"))
@@ -172,15 +175,15 @@ void read_metrics(const fs::path& path, RunRecord& run) {
 
 RunRecord read_run(const std::string& folder_text) {
   const fs::path folder = folder_text;
-  if (!fs::is_directory(folder))
-    throw DataError(
-        fmt::format("'{}' is not a folder: give the --output_dir of a run", folder_text));
+  if (!is_folder(folder_text))
+    throw DataError(fmt::format("'{}' is not a folder: give the --output_dir of a run",
+                                shown_path(folder_text)));
   RunRecord run;
   run.name = fs::canonical(folder).filename().string();
   run.results = results_of(open_run_file(folder / "train_results.json"));
   read_plan(open_run_file(folder / "plan.json"), run);
-  if (fs::exists(folder / "metrics.jsonl")) read_metrics(folder / "metrics.jsonl", run);
-  if (fs::exists(folder / "training_args.json")) {
+  if (path_exists(folder / "metrics.jsonl")) read_metrics(folder / "metrics.jsonl", run);
+  if (path_exists(folder / "training_args.json")) {
     const RunFile arguments = open_run_file(folder / "training_args.json");
     for (const auto& [name, value] : arguments.json().items()) {
       run.settings.emplace_back(name, value.is_string() ? value.get<std::string>() : value.dump());

@@ -99,14 +99,14 @@ ShareReport agree(Communicator& comm, const ShareReport& report) {
 
 std::string pack_plan(const RunPlan& plan) {
   std::ostringstream out;
-  out << plan.global_batch << ' ' << plan.num_ranks << ' ' << plan.micro_batch << ' '
-      << plan.num_micro_batches << ' ' << plan.update_in_backward << ' ' << plan.is_predicted << ' '
-      << plan.budget_bytes << ' ' << plan.predicted_peak_bytes << ' '
-      << bits_of(plan.predicted_step_seconds) << ' ' << bits_of(plan.time_ratio) << ' '
-      << plan.operations_by_size.size();
-  for (const auto& [size, operations] : plan.operations_by_size) {
-    out << ' ' << size << ' ' << operations.size();
-    for (const Operation& operation : operations) {
+  out << plan.global_batch << ' ' << plan.num_ranks << ' ' << plan.is_predicted << ' '
+      << plan.budget_bytes << ' ' << bits_of(plan.predicted_step_seconds) << ' '
+      << bits_of(plan.time_ratio) << ' ' << static_cast<int>(plan.batch.gradients) << ' '
+      << plan.batch.accumulation_steps << ' ' << plan.batch.peak_bytes << ' '
+      << plan.batch.micro_batches.size();
+  for (const PlannedMicroBatches& part : plan.batch.micro_batches) {
+    out << ' ' << part.size << ' ' << part.count << ' ' << part.schedule.operations.size();
+    for (const Operation& operation : part.schedule.operations) {
       out << ' ' << static_cast<int>(operation.kind) << ' ' << operation.stage << ' '
           << operation.option << ' ' << operation.format;
     }
@@ -118,24 +118,26 @@ RunPlan unpack_plan(const std::string& bytes) {
   std::istringstream in(bytes);
   RunPlan plan;
   std::uint64_t seconds_bits = 0, ratio_bits = 0;
-  std::size_t num_sizes = 0;
-  in >> plan.global_batch >> plan.num_ranks >> plan.micro_batch >> plan.num_micro_batches >>
-      plan.update_in_backward >> plan.is_predicted >> plan.budget_bytes >>
-      plan.predicted_peak_bytes >> seconds_bits >> ratio_bits >> num_sizes;
+  int gradients = 0;
+  std::size_t num_parts = 0;
+  in >> plan.global_batch >> plan.num_ranks >> plan.is_predicted >> plan.budget_bytes >>
+      seconds_bits >> ratio_bits >> gradients >> plan.batch.accumulation_steps >>
+      plan.batch.peak_bytes >> num_parts;
   plan.predicted_step_seconds = from_bits(seconds_bits);
   plan.time_ratio = from_bits(ratio_bits);
-  for (std::size_t i = 0; i < num_sizes; ++i) {
-    std::int64_t size = 0;
+  plan.batch.gradients = static_cast<GradientMode>(gradients);
+  for (std::size_t i = 0; i < num_parts; ++i) {
+    PlannedMicroBatches part;
     std::size_t count = 0;
-    in >> size >> count;
-    std::vector<Operation>& operations = plan.operations_by_size[size];
+    in >> part.size >> part.count >> count;
     for (std::size_t j = 0; j < count; ++j) {
       int kind = 0;
       Operation operation;
       in >> kind >> operation.stage >> operation.option >> operation.format;
       operation.kind = static_cast<OperationKind>(kind);
-      operations.push_back(operation);
+      part.schedule.operations.push_back(operation);
     }
+    plan.batch.micro_batches.push_back(std::move(part));
   }
   return plan;
 }

@@ -25,7 +25,7 @@ enum class ShareOutcome {
 
 struct ShareReport {
   ShareOutcome outcome = ShareOutcome::kDone;
-  double loss_sum = 0.0;  ///< over the items of the share
+  double loss_sum = 0.0;              ///< over the items of the share
   std::int64_t cap_bytes = 0;         ///< of the meter; 0: none
   std::string has_gradient;           ///< '0' or '1' for each parameter; empty: all have one
   Shapes shapes;                      ///< the largest of the window so far

@@ -3,12 +3,10 @@
 #include <headroom/core/error.h>
 #include <headroom/execute/autocast.h>
 #include <headroom/model/zoo.h>
-#include <headroom/optim/optimizer_config.h>
+#include <headroom/optim/factory.h>
 #include "memory/shape_meter.h"
 
 #include "train/plan_run.h"
-#include "train/profile_book.h"
-#include "train/rank_group.h"
 #include "train/run_settings.h"
 
 #include <torch/torch.h>
@@ -84,17 +82,10 @@ class Estimator {
             settings_.precision.keep_in_half, std::nullopt, /*spill_dir=*/"", "", "") {
     request_.resident_bytes = weights_bytes_;
     request_.time_ratio = 1.0;  // nothing can be run to find it out
-    request_.keep_in_half = settings_.precision.keep_in_half;
-    request_.optimizer_bytes = settings_.optimizer_bytes(model_.chain);
-    request_.prefetches = arguments.dataloader_num_workers > 0;
-    request_.num_ranks = settings_.num_ranks;
-    request_.update_scratch_bytes = update_scratch_bytes(model_.chain, settings_.num_ranks);
-    request_.may_update_in_backward = settings_.may_update_in_backward;
-    request_.book = &book_;
-    request_.global_batch = settings_.window_samples();
-    samples_ = request_.rank_batch();
-    check_split(model_.chain, arguments.fixed_micro_batch(), request_.global_batch,
-                request_.num_ranks);
+    request_.window_samples = settings_.window_samples();
+    samples_ = share_of(request_.window_samples, 0, settings_.num_ranks).end;
+    check_split(model_.chain, arguments.fixed_micro_batch(), request_.window_samples,
+                settings_.num_ranks);
   }
 
   Estimate run() {
@@ -102,8 +93,8 @@ class Estimator {
     result.model = arguments_.model;
     result.optim = arguments_.optim;
     result.num_parameters = model_.chain.num_parameters();
-    result.global_batch = request_.global_batch;
-    result.num_ranks = request_.num_ranks;
+    result.global_batch = request_.window_samples;
+    result.num_ranks = settings_.num_ranks;
     result.weights_bytes = weights_bytes_;
     for (const at::Tensor& parameter : model_.chain.parameters())
       result.gradients_bytes += static_cast<std::int64_t>(parameter.nbytes());
@@ -126,10 +117,10 @@ class Estimator {
     input_bytes_ = plan.bytes_by_owner.at("inputs");
     return {name,
             policy,
-            plan.micro_batch,
-            plan.num_micro_batches,
-            plan.schedule.peak_bytes,
-            plan.predicted_peak_bytes};
+            plan.micro_batch(),
+            plan.num_micro_batches(),
+            plan.batch.largest().schedule.peak_bytes,
+            plan.predicted_peak_bytes()};
   }
 
   EstimatedStrategy fixed_policy(std::int64_t micro_batch, const std::string& policy) {
@@ -141,7 +132,7 @@ class Estimator {
     const char* name = policy != "none"         ? "checkpointing"
                        : micro_batch < samples_ ? "accumulation"
                                                 : "plain";
-    return describe(plan_run(request, model_.chain), name, policy);
+    return describe(plan_run(request, settings_, model_.chain, book_), name, policy);
   }
 
   // The plan at the smallest budget that any plan fits.
@@ -149,8 +140,8 @@ class Estimator {
     RunPlanRequest request = request_;
     request.fixed_micro_batch = micro_batch;
     request.may_update_in_backward = false;
-    request.budget_bytes = smallest_budget(request, model_.chain);
-    return describe(plan_run(request, model_.chain), "plan", "optimal");
+    request.budget_bytes = smallest_budget(request, settings_, model_.chain, book_);
+    return describe(plan_run(request, settings_, model_.chain, book_), "plan", "optimal");
   }
 
   // One sample at a time holds the least; all of them at once need no gradients before backward,
@@ -172,7 +163,8 @@ class Estimator {
     RunPlanRequest request = request_;
     request.budget_bytes = budget;
     try {
-      strategies.push_back(describe(plan_run(request, model_.chain), "plan", "optimal"));
+      strategies.push_back(
+          describe(plan_run(request, settings_, model_.chain, book_), "plan", "optimal"));
     } catch (const BudgetError&) {
       // Nothing fits: the floor says what would.
     }

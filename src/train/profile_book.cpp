@@ -1,4 +1,5 @@
 #include "train/profile_book.h"
+#include "core/output_file.h"
 
 #include <headroom/core/error.h>
 #include <headroom/core/log.h>
@@ -65,7 +66,7 @@ fs::path chain_file(const std::string& folder, std::int64_t num_samples, const c
 // Of one step over this micro-batch with everything kept.
 double step_seconds(const ChainProfile& profile) {
   double ns = 0.0;
-  for (const StageCosts& stage : profile.allocated.stages) {
+  for (const StageCosts& stage : profile.grads_preallocated.stages) {
     ns += static_cast<double>(stage.options.front().forward_ns + stage.options.front().backward_ns);
   }
   return ns * 1e-9;
@@ -95,7 +96,7 @@ ProfileBook::ProfileBook(const Chain& chain, Load load, std::optional<at::Scalar
 
 bool ProfileBook::measure(std::int64_t num_samples) {
   if (is_measured(num_samples)) return true;
-  if (num_samples >= smallest_failure_) return false;
+  if (!may_fit(num_samples)) return false;
   std::optional<ChainProfile> profile;
   try {
     const auto start = Clock::now();
@@ -130,10 +131,11 @@ void ProfileBook::add_boundary_formats(ChainProfile& profile) {
   constexpr std::int64_t kLargeBytes = std::int64_t{1} << 20;
   if (spill_dir_.empty()) return;
   if (timed_boundary_bytes_ < kLargeBytes) {
-    timed_boundary_bytes_ = mean_boundary_bytes(profile.allocated);
+    timed_boundary_bytes_ = mean_boundary_bytes(profile.grads_preallocated);
     boundary_formats_ = {measure_boundary_format(KeepAs::kDisk, timed_boundary_bytes_, spill_dir_)};
   }
-  profile.appearing.boundary_formats = profile.allocated.boundary_formats = boundary_formats_;
+  profile.grads_unallocated.boundary_formats = profile.grads_preallocated.boundary_formats =
+      boundary_formats_;
 }
 
 void ProfileBook::explore(std::int64_t num_samples) {
@@ -197,12 +199,12 @@ void ProfileBook::read_cache() {
       ChainProfile profile;
       profile.num_samples = num_samples;
       profile.input_bytes = input_bytes;
-      profile.appearing =
-          read_chain_file(chain_file(cache_folder_, num_samples, "appearing").string());
-      profile.allocated =
-          read_chain_file(chain_file(cache_folder_, num_samples, "allocated").string());
-      if (profile.appearing.stages.size() == chain_.size() &&
-          profile.allocated.stages.size() == chain_.size()) {
+      profile.grads_unallocated =
+          read_chain_file(chain_file(cache_folder_, num_samples, "grads_unallocated").string());
+      profile.grads_preallocated =
+          read_chain_file(chain_file(cache_folder_, num_samples, "grads_preallocated").string());
+      if (profile.grads_unallocated.stages.size() == chain_.size() &&
+          profile.grads_preallocated.stages.size() == chain_.size()) {
         load_ns_[num_samples] = load_ns;
         measured_[num_samples] = std::move(profile);
       }
@@ -221,10 +223,10 @@ void ProfileBook::save() const {
   for (const auto& [size, profile] : measured_) {
     if (!profile.is_complete) continue;
     fs::create_directories(cache_folder_);
-    write_file_atomically(chain_file(cache_folder_, size, "appearing").string(),
-                          chain_json(profile.appearing).dump() + "\n");
-    write_file_atomically(chain_file(cache_folder_, size, "allocated").string(),
-                          chain_json(profile.allocated).dump() + "\n");
+    write_file_atomically(chain_file(cache_folder_, size, "grads_unallocated").string(),
+                          chain_json(profile.grads_unallocated).dump() + "\n");
+    write_file_atomically(chain_file(cache_folder_, size, "grads_preallocated").string(),
+                          chain_json(profile.grads_preallocated).dump() + "\n");
     index += fmt::format("{} {} {}\n", size, profile.input_bytes, load_ns_.at(size));
   }
   if (fs::exists(cache_folder_))

@@ -34,8 +34,10 @@ class ProfileBook {
   void explore(std::int64_t num_samples);
 
   bool is_measured(std::int64_t num_samples) const { return measured_.count(num_samples) != 0; }
-  /// The smallest size that was found not to fit; a very large number when none was.
-  std::int64_t smallest_failure() const { return smallest_failure_; }
+  /// False when this size, or a smaller one, was found not to fit.
+  bool may_fit(std::int64_t num_samples) const {
+    return !smallest_failure_ || num_samples < *smallest_failure_;
+  }
 
   /// Measured, or on the line through the nearest measured sizes; bytes are then counted without
   /// memory where the chain allows that. At least one size must have been measured.
@@ -47,7 +49,7 @@ class ProfileBook {
   std::int64_t load_ns(std::int64_t num_samples) const { return load_ns_.at(num_samples); }
 
   /// Leaves what was measured in the cache folder, for the next run. Profiles of a cap that some
-  /// option did not fit are not left: another run may have more layer.
+  /// option did not fit are not left: another run may have more room.
   void save() const;
 
   double seconds() const { return seconds_; }  ///< spent on measuring
@@ -73,7 +75,7 @@ class ProfileBook {
   std::map<std::int64_t, std::int64_t> load_ns_;
   std::vector<BoundaryFormat> boundary_formats_;
   std::int64_t timed_boundary_bytes_ = 0;  // that the formats were measured with
-  std::int64_t smallest_failure_ = std::int64_t{1} << 62;
+  std::optional<std::int64_t> smallest_failure_;
   double seconds_ = 0.0;
 };
 

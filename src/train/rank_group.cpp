@@ -4,6 +4,8 @@
 #include <headroom/core/log.h>
 #include <headroom/core/random.h>
 #include <headroom/train/trainer.h>
+#include "config/argument_fields.h"
+#include "core/counter_random.h"
 #include "core/hash.h"
 
 #include "train/stop.h"
@@ -12,32 +14,23 @@
 #include <torch/torch.h>
 
 #include <algorithm>
-#include <set>
 #include <sstream>
 #include <utility>
 
 namespace headroom {
 namespace {
 
-// Far apart for neighbouring ranks and seeds (the mixing of SplitMix64).
+// Far apart for neighbouring ranks and seeds.
 std::uint64_t stream_seed(std::uint64_t seed, std::uint64_t rank) {
-  std::uint64_t mixed = seed + rank * 0x9e3779b97f4a7c15U;
-  mixed = (mixed ^ (mixed >> 30)) * 0xbf58476d1ce4e5b9U;
-  mixed = (mixed ^ (mixed >> 27)) * 0x94d049bb133111ebU;
-  return mixed ^ (mixed >> 31);
+  return mix(seed + (rank - 1) * 0x9e3779b97f4a7c15U);
 }
 
 // What ranks must have in common, one per line; what may differ by rank is left out.
 std::string common_settings(const TrainingArguments& arguments, const Chain& chain,
                             const Dataset& data) {
-  static const std::set<std::string> own = {
-      "output_dir", "report_to", "disable_tqdm", "json",        "sample",
-      "device",     "spill_dir", "num_threads",  "ddp_timeout", "nproc_per_node"};
   std::string text;
-  for (const ArgumentField& field : argument_fields()) {
-    if (own.count(field.name) == 0)
-      text += fmt::format("--{} {}\n", field.name, field.get(arguments));
-  }
+  for (const auto& [name, value] : settings_without(FieldTrait::kPerRank, arguments))
+    text += fmt::format("--{} {}\n", name, value);
   // Where a rank spills is its own affair; whether it can is part of every plan.
   text += fmt::format("--spill_dir {}\n", arguments.spill_dir.empty() ? "(not given)" : "(given)");
   Sha256 names;

@@ -7,6 +7,7 @@
 
 #include <fmt/format.h>
 
+#include <utility>
 #include <vector>
 
 namespace headroom {
@@ -19,6 +20,15 @@ struct StageDecision {
   std::int64_t format_ns = 0;  // of storing it and of reading it back
 };
 
+const Schedule& schedule_of(const RunPlan& plan) { return plan.batch.largest().schedule; }
+
+std::vector<std::pair<const char*, std::int64_t>> phases_of(const RunPlan& plan) {
+  const PhasePeaks& peaks = plan.batch.peaks;
+  return {{"backward", peaks.backward_bytes},
+          {"forward", peaks.forward_bytes},
+          {"update", peaks.update_bytes}};
+}
+
 const BoundaryFormat& format_of(const RunPlan& plan, int format) {
   return plan.costs.boundary_formats[static_cast<std::size_t>(format - 1)];
 }
@@ -26,7 +36,7 @@ const BoundaryFormat& format_of(const RunPlan& plan, int format) {
 std::vector<StageDecision> decisions(const RunPlan& plan) {
   std::vector<StageDecision> result(plan.costs.stages.size());
   std::vector<bool> is_stored(plan.costs.stages.size() + 1);  // by boundary, in another format
-  for (const Operation& operation : plan.schedule.operations) {
+  for (const Operation& operation : schedule_of(plan).operations) {
     const auto input = static_cast<std::size_t>(operation.stage - 1);
     if (operation.kind == OperationKind::kFree) is_stored[input] = false;
     if (operation.format != 0 && operation.kind != OperationKind::kFree && input > 0) {
@@ -81,10 +91,10 @@ Json to_json(const RunPlan& plan) {
   Json json = Json::object();
   json.set("global_batch_size", plan.global_batch)
       .set("world_size", plan.num_ranks)
-      .set("micro_batch_size", plan.micro_batch)
-      .set("gradient_accumulation_steps", plan.num_micro_batches)
+      .set("micro_batch_size", plan.micro_batch())
+      .set("gradient_accumulation_steps", plan.num_micro_batches())
       .set("memory_budget_bytes", plan.budget_bytes)
-      .set("update_in_backward", plan.update_in_backward);
+      .set("update_in_backward", plan.updates_in_backward());
   if (!plan.optimizer_state_bytes.empty()) {
     Json states = Json::object();
     for (const auto& [name, bytes] : plan.optimizer_state_bytes) states.set(name, bytes);
@@ -92,14 +102,14 @@ Json to_json(const RunPlan& plan) {
   }
   if (!plan.is_predicted) return json;
   json.set("policy", plan.policy)
-      .set("predicted_peak_bytes", plan.predicted_peak_bytes)
+      .set("predicted_peak_bytes", plan.predicted_peak_bytes())
       .set("predicted_step_seconds", plan.predicted_step_seconds)
-      .set("certified_gap_ns", plan.schedule.certified_gap_ns);
+      .set("certified_gap_ns", schedule_of(plan).certified_gap_ns);
   Json owners = Json::object();
   for (const auto& [owner, bytes] : plan.bytes_by_owner) owners.set(owner, bytes);
   json.set("bytes_by_owner", owners);
   Json phases = Json::object();
-  for (const auto& [phase, bytes] : plan.peak_by_phase) phases.set(phase, bytes);
+  for (const auto& [phase, bytes] : phases_of(plan)) phases.set(phase, bytes);
   json.set("peak_bytes_by_phase", phases);
 
   Json stages = Json::array();
@@ -120,16 +130,16 @@ Json to_json(const RunPlan& plan) {
   json.set("stages", stages);
 
   Json operations = Json::array();
-  for (std::size_t i = 0; i < plan.schedule.operations.size(); ++i) {
-    const Operation& operation = plan.schedule.operations[i];
+  for (std::size_t i = 0; i < schedule_of(plan).operations.size(); ++i) {
+    const Operation& operation = schedule_of(plan).operations[i];
     operations.push(Json::object()
                         .set("op", operation_name(operation.kind))
                         .set("stage", operation.stage)
                         .set("option", operation.option)
                         .set("format", format_name(plan, operation.format))
                         .set("phase", phase_of(operation))
-                        .set("peak_bytes", plan.schedule.curve[i].peak_bytes)
-                        .set("live_bytes", plan.schedule.curve[i].live_bytes));
+                        .set("peak_bytes", schedule_of(plan).curve[i].peak_bytes)
+                        .set("live_bytes", schedule_of(plan).curve[i].live_bytes));
   }
   json.set("operations", operations);
 
@@ -151,8 +161,8 @@ Json to_json(const RunPlan& plan) {
 std::string to_text(const RunPlan& plan) {
   std::string text = fmt::format(
       "global batch {} = {}{} micro-batch{} of at most {} samples\n", plan.global_batch,
-      plan.num_ranks == 1 ? "" : fmt::format("{} ranks x ", plan.num_ranks), plan.num_micro_batches,
-      plan.num_micro_batches == 1 ? "" : "es", plan.micro_batch);
+      plan.num_ranks == 1 ? "" : fmt::format("{} ranks x ", plan.num_ranks),
+      plan.num_micro_batches(), plan.num_micro_batches() == 1 ? "" : "es", plan.micro_batch());
   std::string states;
   for (const auto& [name, bytes] : plan.optimizer_state_bytes) {
     states += fmt::format("{}{} {}", states.empty() ? "" : ", ", name, format_bytes(bytes));
@@ -160,16 +170,16 @@ std::string to_text(const RunPlan& plan) {
   if (!states.empty()) text += fmt::format("optimizer state by --optim: {}\n", states);
   if (!plan.is_predicted) return text;
   text += fmt::format(
-      "predicted: peak {}{}, {:.3f} s per update\n", format_bytes(plan.predicted_peak_bytes),
+      "predicted: peak {}{}, {:.3f} s per update\n", format_bytes(plan.predicted_peak_bytes()),
       plan.budget_bytes > 0 ? fmt::format(" of {}", format_bytes(plan.budget_bytes)) : "",
       plan.predicted_step_seconds);
-  if (plan.update_in_backward)
+  if (plan.updates_in_backward())
     text += "parameters are updated inside backward, and each gradient is freed at once\n";
   std::string owners;
   for (const auto& [owner, bytes] : plan.bytes_by_owner)
     owners += fmt::format("{}{} {}", owners.empty() ? "" : ", ", owner, format_bytes(bytes));
   std::string phases;
-  for (const auto& [phase, bytes] : plan.peak_by_phase)
+  for (const auto& [phase, bytes] : phases_of(plan))
     phases += fmt::format("{}{} {}", phases.empty() ? "" : ", ", phase, format_bytes(bytes));
   text += fmt::format("by owner:  {}\nby phase:  {}\n", owners, phases);
 

@@ -3,6 +3,7 @@
 #include <headroom/core/bytes.h>
 #include <headroom/core/error.h>
 #include <headroom/memory/meter.h>
+#include <headroom/optim/factory.h>
 
 #include "train/stop.h"
 #include "train/update_timing.h"
@@ -31,7 +32,9 @@ void RunPlanner::start(const TrainingPosition& saved) {
       settings_.grouping(data_).window_sizes(saved.global_step, settings_.total_updates(data_));
   // The first one last, so that it is the one in use; every one of them must fit.
   for (std::size_t i = sizes.size(); i-- > 0;) {
-    use(ranks_.plan_together([&] { return plan_run(request(sizes[i]), chain_); }), sizes[i]);
+    use(ranks_.plan_together(
+            [&] { return plan_run(request(sizes[i]), settings_, chain_, book()); }),
+        sizes[i]);
     if (i > 0 && tell_) tell_({"", false, plan_name(sizes[i])}, plan_);
   }
   is_training_ = true;
@@ -44,7 +47,7 @@ RunPlan RunPlanner::preview() {
   keeps_profiles_ = false;  // a plan that is only shown leaves nothing behind
   RunPlanRequest asked = request(std::min(settings_.window_samples(), data_.size()));
   asked.with_alternatives = true;
-  RunPlan plan = plan_run(asked, chain_);
+  RunPlan plan = plan_run(asked, settings_, chain_, book());
   for (const std::string& name : optimizer_names())
     plan.optimizer_state_bytes.emplace_back(name, settings_.optimizer_bytes(chain_, name));
   return plan;
@@ -90,34 +93,23 @@ std::string RunPlanner::plan_name(std::int64_t window_samples) const {
   return fmt::format("{}{}window{}", bucket_, bucket_.empty() ? "" : "_", window_samples);
 }
 
-RunPlanRequest RunPlanner::request(std::int64_t window_samples) {
-  const TrainingArguments& arguments = settings_.arguments;
+RunPlanRequest RunPlanner::request(std::int64_t window_samples) const {
   RunPlanRequest request;
-  request.global_batch = window_samples;
-  request.num_ranks = settings_.num_ranks;
-  request.fixed_micro_batch = std::min(arguments.fixed_micro_batch(), request.rank_batch());
+  request.window_samples = window_samples;
+  const std::int64_t most = share_of(window_samples, 0, settings_.num_ranks).end;
+  request.fixed_micro_batch = std::min(settings_.arguments.fixed_micro_batch(), most);
   // Another split would change the order of sums.
   const auto split = splits_.find(plan_name(window_samples));
   const std::int64_t before = !tracks_shapes_          ? saved_micro_batch_
                               : split != splits_.end() ? split->second
                                                        : 0;
-  if (request.fixed_micro_batch == 0)
-    request.fixed_micro_batch = std::min(before, request.rank_batch());
+  if (request.fixed_micro_batch == 0) request.fixed_micro_batch = std::min(before, most);
   request.budget_bytes = budget_bytes_;
   request.policy = policy_;
-  request.keep_in_half = settings_.precision.keep_in_half;
-  request.compute_in_half = settings_.precision.compute_in_half;
-  request.may_update_in_backward = settings_.may_update_in_backward;
-  request.update_scratch_bytes = update_scratch_bytes(chain_, settings_.num_ranks);
-  request.spill_dir = arguments.spill_dir;
-  request.prefetches = arguments.dataloader_num_workers > 0;
-  request.optimizer_bytes = settings_.optimizer_bytes(chain_);
   request.optimizer_is_allocated = is_training_;
   request.update_ns = update_ns_;
   if (plan_.is_predicted)
     request.time_ratio = plan_.time_ratio;  // while it trains, a run has no time for trials
-  request.remedies = remedies();
-  request.book = &book();
   return request;
 }
 
@@ -125,7 +117,8 @@ ProfileBook& RunPlanner::book() {
   Bucket& bucket = buckets_.at(bucket_);
   if (bucket.book) return *bucket.book;
   std::string folder, key;
-  if (keeps_profiles_) {
+  const bool is_measured = budget_bytes_ > 0 || !policy_.empty();
+  if (keeps_profiles_ && is_measured) {
     folder = settings_.arguments.output_dir + "/profile" +
              (bucket_ == first_bucket_ ? "" : "/" + bucket_);
     key = settings_.cost_key(chain_);
@@ -136,16 +129,6 @@ ProfileBook& RunPlanner::book() {
       settings_.precision.keep_in_half, settings_.precision.compute_in_half,
       settings_.arguments.spill_dir, folder, key);
   return *bucket.book;
-}
-
-std::vector<Remedy> RunPlanner::remedies() const {
-  std::vector<Remedy> list;
-  const std::int64_t now = settings_.optimizer_bytes(chain_);
-  for (const char* name : {"adamw_8bit", "adafactor", "sgd"}) {
-    const std::int64_t other = settings_.optimizer_bytes(chain_, name);
-    if (other < now) list.push_back({fmt::format("choose --optim {}", name), now - other});
-  }
-  return list;
 }
 
 void RunPlanner::begin_window(const Window& window) {
@@ -197,8 +180,8 @@ void RunPlanner::replan_for_shapes(const ShareReport& agreed, std::int64_t windo
   if (is_new) {
     news.message = fmt::format(
         "shape bucket up to {}: micro-batch {} x {} steps, predicted peak {} of {}",
-        to_text(bucket_bounds(bucket.largest)), plan_.micro_batch, plan_.num_micro_batches,
-        format_bytes(plan_.predicted_peak_bytes), format_bytes(plan_.budget_bytes));
+        to_text(bucket_bounds(bucket.largest)), plan_.micro_batch(), plan_.num_micro_batches(),
+        format_bytes(plan_.predicted_peak_bytes()), format_bytes(plan_.budget_bytes));
   }
   tell_(news, plan_);
 }
@@ -219,8 +202,8 @@ void RunPlanner::replan_for_cap(const ShareReport& agreed, const Window& window)
   if (!tell_) return;
   tell_({fmt::format("update {}: memory ran out ({}); the step is undone and made again with {} x "
                      "{} samples, predicted peak {} of {}",
-                     window.update, agreed.reason, plan_.num_micro_batches, plan_.micro_batch,
-                     format_bytes(plan_.predicted_peak_bytes), format_bytes(budget_bytes_)),
+                     window.update, agreed.reason, plan_.num_micro_batches(), plan_.micro_batch(),
+                     format_bytes(plan_.predicted_peak_bytes()), format_bytes(budget_bytes_)),
          true, ""},
         plan_);
 }
@@ -235,44 +218,45 @@ RunPlan RunPlanner::make_plan_for(std::int64_t window_samples, std::int64_t slac
 
 // The user's split stays as it is while it fits, because another one would change the order of
 // sums.
-RunPlan RunPlanner::plan_with_any_split(RunPlanRequest asked) const {
+RunPlan RunPlanner::plan_with_any_split(RunPlanRequest asked) {
   try {
-    return plan_run(asked, chain_);
+    return plan_run(asked, settings_, chain_, book());
   } catch (const BudgetError&) {
     if (asked.fixed_micro_batch == 0) throw;
   }
   asked.fixed_micro_batch = 0;
-  return plan_run(asked, chain_);
+  return plan_run(asked, settings_, chain_, book());
 }
 
 void RunPlanner::use(RunPlan made, std::int64_t window_samples) {
   plan_ = std::move(made);
   ++num_plans_;
   buckets_.at(bucket_).plans[window_samples] = plan_;
-  if (tracks_shapes_) splits_[plan_name(window_samples)] = plan_.micro_batch;
+  if (tracks_shapes_) splits_[plan_name(window_samples)] = plan_.micro_batch();
 }
 
 void RunPlanner::describe_splits(TrainingPosition& position) const {
   if (num_plans_ == 0) return;
-  position.micro_batch = plan_.micro_batch;
+  position.micro_batch = plan_.micro_batch();
   position.micro_batch_by_shape = splits_;
 }
 
 std::int64_t RunPlanner::predicted_peak_bytes() const {
-  std::int64_t bytes = plan_.predicted_peak_bytes;
+  std::int64_t bytes = plan_.predicted_peak_bytes();
   for (const auto& [key, bucket] : buckets_) {
     for (const auto& [samples, plan] : bucket.plans)
-      bytes = std::max(bytes, plan.predicted_peak_bytes);
+      bytes = std::max(bytes, plan.predicted_peak_bytes());
   }
   return bytes;
 }
 
 std::int64_t RunPlanner::smallest_micro_batch() const {
-  std::int64_t size = std::max<std::int64_t>(plan_.micro_batch, 1);
+  std::optional<std::int64_t> size;
   for (const auto& [key, bucket] : buckets_) {
-    for (const auto& [samples, plan] : bucket.plans) size = std::min(size, plan.micro_batch);
+    for (const auto& [samples, plan] : bucket.plans)
+      size = std::min(size.value_or(plan.micro_batch()), plan.micro_batch());
   }
-  return size;
+  return size.value_or(1);
 }
 
 }  // namespace headroom

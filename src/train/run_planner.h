@@ -19,6 +19,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -56,7 +57,7 @@ class RunPlanner final : public WindowPlans {
   const Shapes& window_shapes() const override { return window_shapes_; }
   void replace(const ShareReport& agreed, const Window& window) override;
 
-  /// The micro-batches of the plans, for a snapshot.
+  /// The micro-batches of the plans, for a snapshot; nothing before start().
   void describe_splits(TrainingPosition& position) const;
 
   std::int64_t predicted_peak_bytes() const;  ///< the largest of all plans
@@ -74,13 +75,12 @@ class RunPlanner final : public WindowPlans {
 
   // Starts the buckets with the shapes of the first sample that will be trained.
   void look_at_first_window(std::int64_t num_updates);
-  RunPlanRequest request(std::int64_t window_samples);
-  std::vector<Remedy> remedies() const;
+  RunPlanRequest request(std::int64_t window_samples) const;
   ProfileBook& book();  // of the bucket in use
   MicroBatch probe_batch(const std::string& bucket, std::int64_t num_samples) const;
   // "24_24": of the bucket, and of the window where that is not the usual one. A file may have it.
   std::string plan_name(std::int64_t window_samples) const;
-  RunPlan plan_with_any_split(RunPlanRequest request) const;
+  RunPlan plan_with_any_split(RunPlanRequest request);
   RunPlan make_plan_for(std::int64_t window_samples, std::int64_t slack_bytes = 0);
   void use(RunPlan made, std::int64_t window_samples);
   void replan_for_shapes(const ShareReport& agreed, std::int64_t window_samples);
@@ -105,8 +105,8 @@ class RunPlanner final : public WindowPlans {
 
   std::int64_t budget_bytes_ = 0;  // the smallest cap of all ranks, as they last agreed
   std::string policy_;
-  std::int64_t update_ns_ = 0;  // that clipping and an update take; 0: not measured
-  bool is_training_ = false;    // the optimizer has its state
+  std::optional<std::int64_t> update_ns_;  // that clipping and an update take, where measured
+  bool is_training_ = false;               // the optimizer has its state
   std::int64_t num_plans_ = 0;
   std::int64_t num_recoveries_ = 0;
   std::int64_t num_recoveries_here_ = 0;  // at the window in progress

@@ -1,6 +1,5 @@
 #include "train/run_results.h"
 
-#include <headroom/data/split.h>
 #include <headroom/memory/meter.h>
 #include <headroom/train/trainer.h>
 #include "core/hash.h"
@@ -50,9 +49,9 @@ void set_figures(TrainResults& results, const RankFigures& all) {
 
 }  // namespace
 
-TrainResults results_of(const RunSettings& settings, const Chain& chain, const Dataset& data,
-                        const RankGroup& ranks, const RunPlanner& planner, const UpdateStep& step,
-                        const RunLog& log, const TrainingPosition& position, double epochs) {
+TrainResults results_of(const RunSettings& settings, const Chain& chain, const RankGroup& ranks,
+                        const RunPlanner& planner, const UpdateStep& step, const RunLog& log,
+                        const TrainingPosition& position, double epochs) {
   const double runtime = std::max(log.seconds(), 1e-9);
   TrainResults results;
   results.train_runtime = runtime;
@@ -69,11 +68,10 @@ TrainResults results_of(const RunSettings& settings, const Chain& chain, const D
   results.predicted_peak_bytes = planner.predicted_peak_bytes();
   results.predicted_step_seconds = plan.predicted_step_seconds;
   results.measured_step_seconds = log.median_update_seconds();
-  results.micro_batch_size = plan.micro_batch;
-  const std::int64_t samples =  // rank 0's share is the largest
-      share_of(std::min(plan.global_batch, data.size()), 0, settings.num_ranks).end;
-  results.gradient_accumulation_steps =
-      static_cast<std::int64_t>(balanced_sizes(samples, plan.micro_batch).size());
+  if (planner.num_plans() > 0) {
+    results.micro_batch_size = plan.micro_batch();
+    results.gradient_accumulation_steps = plan.num_micro_batches();
+  }
   results.world_size = ranks.size();
   results.num_skipped_updates = position.num_skipped_updates;
   results.num_recoveries = planner.num_recoveries();

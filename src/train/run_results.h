@@ -14,8 +14,8 @@ namespace headroom {
 
 /// The figures of a run so far, without an evaluation: peaks are the largest over the ranks, counts
 /// of work their sums. Collective.
-TrainResults results_of(const RunSettings& settings, const Chain& chain, const Dataset& data,
-                        const RankGroup& ranks, const RunPlanner& planner, const UpdateStep& step,
-                        const RunLog& log, const TrainingPosition& position, double epochs);
+TrainResults results_of(const RunSettings& settings, const Chain& chain, const RankGroup& ranks,
+                        const RunPlanner& planner, const UpdateStep& step, const RunLog& log,
+                        const TrainingPosition& position, double epochs);
 
 }  // namespace headroom

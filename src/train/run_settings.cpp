@@ -5,6 +5,10 @@
 #include <headroom/execute/optimizer_in_backward.h>
 #include <headroom/optim/schedule.h>
 
+#include "config/argument_fields.h"
+#include "core/data_fingerprint.h"
+#include "optim/optimizer_table.h"
+
 #include <ATen/Parallel.h>
 #include <fmt/format.h>
 
@@ -64,6 +68,7 @@ RunSettings::RunSettings(TrainingArguments given, std::int64_t ranks)
       schedule(AccumulationSchedule::parse(arguments.gradient_accumulation_steps)),
       precision(choose_precision(arguments)),
       optimizer(optimizer_of(arguments, samples_of_window(arguments, schedule, ranks, 0))),
+      data_fingerprint(headroom::data_fingerprint(arguments.dataset)),
       may_update_in_backward(
           why_not_in_backward({arguments.max_grad_norm, precision.scales_loss, ranks}).empty()) {}
 
@@ -105,21 +110,16 @@ ExecutorOptions RunSettings::executor_options() const {
 }
 
 std::int64_t RunSettings::optimizer_bytes(const Chain& chain, const std::string& name) const {
-  std::vector<std::vector<std::int64_t>> shapes;
-  for (const at::Tensor& parameter : chain.parameters()) shapes.push_back(parameter.sizes().vec());
   OptimizerConfig config = optimizer;
   config.name = name;
-  return optimizer_state_bytes(config, shapes);
+  return optimizer_state_bytes(config, shapes_of(chain.parameters()));
 }
 
 std::map<std::string, std::string> RunSettings::resume_settings() const {
   std::map<std::string, std::string> settings;
-  for (const char* name : {"model", "model_config", "dataset", "shuffle", "global_batch_size",
-                           "optim", "seed", "data_seed", "fp16", "bf16"}) {
-    for (const ArgumentField& field : argument_fields()) {
-      if (field.name == name) settings[name] = field.get(arguments);
-    }
-  }
+  for (const auto& [name, value] : settings_with(FieldTrait::kInSnapshot, arguments))
+    settings[name] = value;
+  settings["contents of the dataset"] = data_fingerprint;
   settings["samples_per_update"] = std::to_string(window_samples());
   // As it was settled: "auto" may mean something else on another machine.
   settings["half_precision_backend"] = precision.compute_in_half ? "autocast"
@@ -129,14 +129,11 @@ std::map<std::string, std::string> RunSettings::resume_settings() const {
 }
 
 std::string RunSettings::cost_key(const Chain& chain) const {
-  std::string key = fmt::format("headroom {} model {} {} data {} threads {} parameters {} {}{}",
-                                kVersion, arguments.model, arguments.model_config,
-                                arguments.dataset, at::get_num_threads(), chain.num_parameters(),
-                                arguments.fp16   ? "fp16"
-                                : arguments.bf16 ? "bf16"
-                                                 : "fp32",
-                                precision.compute_in_half ? " autocast" : "");
-  if (!arguments.spill_dir.empty()) key += " spill " + arguments.spill_dir;
+  std::string key =
+      fmt::format("headroom {} threads {} parameters {}{}", kVersion, at::get_num_threads(),
+                  chain.num_parameters(), precision.compute_in_half ? " autocast" : "");
+  for (const auto& [name, value] : settings_with(FieldTrait::kAffectsCosts, arguments))
+    key += fmt::format(" {} {}", name, value);
   return key;
 }
 

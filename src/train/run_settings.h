@@ -8,7 +8,7 @@
 #include <headroom/data/dataset.h>
 #include <headroom/execute/executor.h>
 #include <headroom/model/chain.h>
-#include <headroom/optim/optimizer_config.h>
+#include <headroom/optim/factory.h>
 
 #include "train/windows.h"
 
@@ -35,7 +35,8 @@ struct RunSettings {
   const std::int64_t num_ranks;
   const AccumulationSchedule schedule;
   const Precision precision;
-  const OptimizerConfig optimizer;  ///< its learning rate is scaled by the batch where asked
+  const OptimizerConfig optimizer;     ///< its learning rate is scaled by the batch where asked
+  const std::string data_fingerprint;  ///< of the file or folder that is trained on
   /// Parameters may be updated inside backward: nothing needs all gradients at once.
   const bool may_update_in_backward;
 

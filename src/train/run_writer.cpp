@@ -1,7 +1,9 @@
 #include "train/run_writer.h"
+#include "core/output_file.h"
 
 #include <headroom/core/error.h>
 #include <headroom/core/log.h>
+#include "config/argument_fields.h"
 #include "report/json.h"
 
 #include <fmt/format.h>
@@ -36,7 +38,9 @@ Json to_json(const TrainingArguments& arguments) {
 
 RunWriter::RunWriter(const TrainingArguments& arguments, bool is_silent)
     : arguments_(arguments), is_silent_(is_silent) {
-  if (!is_silent) make_output_folder(arguments.output_dir);
+  if (is_silent) return;
+  make_output_folder(arguments.output_dir);
+  lock_ = std::make_unique<RunLock>(arguments.output_dir);
 }
 
 void RunWriter::tell(const std::string& message) const {

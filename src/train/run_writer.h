@@ -7,6 +7,7 @@
 #include <headroom/report/results.h>
 #include <headroom/train/run_plan.h>
 
+#include "train/run_lock.h"
 #include "train/run_log.h"
 #include "train/run_planner.h"
 #include "train/snapshot.h"
@@ -23,8 +24,8 @@ class Json;
 
 class RunWriter {
  public:
-  /// `is_silent`: as on every rank but the first. Otherwise makes the output folder: throws
-  /// ConfigError when it cannot be made or written.
+  /// `is_silent`: as on every rank but the first. Otherwise makes the output folder and locks it
+  /// for this run: throws ConfigError when it cannot be made or written, or another run has it.
   RunWriter(const TrainingArguments& arguments, bool is_silent);
 
   void tell(const std::string& message) const;
@@ -57,6 +58,7 @@ class RunWriter {
 
   const TrainingArguments& arguments_;
   const bool is_silent_;
+  std::unique_ptr<RunLock> lock_;  // none where it is silent
   std::unique_ptr<RunLog> log_;
   Timeline timeline_;  // of the first update, for plan.json and trace.json
 };

@@ -28,9 +28,10 @@ struct TrainingPosition {
   std::map<std::string, std::string> settings;  ///< what must be the same for a run to go on
 };
 
-/// Writes output_dir/snapshot-N so that it is there whole or not at all, and then removes the
-/// oldest beyond `total_limit` (0: keeps all). Returns its folder. Throws SnapshotError, naming the
-/// path, when it cannot be written.
+/// Writes output_dir/snapshot-N so that it is there whole or not at all, also in the place of
+/// another of that number, and then removes those beyond `total_limit` (0: keeps all) that were
+/// written first. Returns its folder. Throws SnapshotError, naming the path, when it cannot be
+/// written; what was there is whole then.
 std::string save_snapshot(const std::string& output_dir, const Chain& chain,
                           const torch::optim::Optimizer& optimizer,
                           const TrainingPosition& position, std::int64_t total_limit);
@@ -42,12 +43,13 @@ TrainingPosition load_snapshot(const std::string& folder, const Chain& chain,
                                torch::optim::Optimizer& optimizer,
                                const std::map<std::string, std::string>& settings);
 
-/// Where the run of a snapshot stood, so that a resumed one can split in the same way. Checks the
-/// snapshot as load_snapshot does.
+/// Where the run of a snapshot stood, so that a resumed one can split in the same way. Checks what
+/// it reads as load_snapshot does.
 TrainingPosition snapshot_position(const std::string& folder,
                                    const std::map<std::string, std::string>& settings);
 
-/// The newest whole snapshot of an output folder. Throws SnapshotError when there is none.
+/// The snapshot of an output folder that was written last, by this run or another, and is whole:
+/// broken ones are skipped with a warning. Throws SnapshotError when there is none.
 std::string last_snapshot(const std::string& output_dir);
 
 }  // namespace headroom

@@ -60,7 +60,7 @@ Json Timeline::points() const {
 }
 
 Json Timeline::trace(const RunPlan& plan) const {
-  const std::vector<Operation>& operations = plan.operations_for(plan.micro_batch);
+  const std::vector<Operation>& operations = plan.batch.largest().schedule.operations;
   const auto microseconds = [](Clock::duration time) {
     return std::chrono::duration<double, std::micro>(time).count();
   };

@@ -48,7 +48,7 @@ const RunSettings& checked(const RunSettings& settings, const Chain& chain, cons
 }
 
 void warn_about_batch_norms(const Chain& chain, const RunPlan& plan) {
-  if (plan.num_ranks == 1 && plan.num_micro_batches == 1) return;
+  if (plan.num_ranks == 1 && plan.num_micro_batches() == 1) return;
   for (std::size_t i = 0; i < chain.size(); ++i) {
     if (const auto module = chain.stage(i).module())
       warn_about_batch_norm(*module, chain.stage(i).name());
@@ -186,8 +186,8 @@ TrainResults TrainingRun::interrupt() {
 TrainResults TrainingRun::write_results() {
   if (!writer_.has_log()) writer_.start(position_.global_step, total_updates_);
   writer_.finish();
-  TrainResults results = results_of(settings_, chain_, data_, ranks_, planner_, step_,
-                                    writer_.log(), position_, epochs_done_);
+  TrainResults results = results_of(settings_, chain_, ranks_, planner_, step_, writer_.log(),
+                                    position_, epochs_done_);
   results.eval = evaluator_.last();
   writer_.write(results);
   return results;

@@ -55,7 +55,7 @@ UpdateStep::UpdateStep(const RunSettings& settings, const Chain& chain, const Da
                   ExecutorOptions options = settings.executor_options();
                   options.on_operation = [this](std::size_t operation) {
                     if (hooks_.on_operation) hooks_.on_operation(operation, has_planned_size_);
-                    if (!plans_.plan().update_in_backward) throw_if_stopped();
+                    if (!plans_.plan().updates_in_backward()) throw_if_stopped();
                   };
                   return options;
                 }()),
@@ -134,10 +134,10 @@ void UpdateStep::accumulate(const std::vector<std::int64_t>& share, ShareReport&
       return;
     }
     done += static_cast<std::size_t>(micro.num_samples);
-    has_planned_size_ = micro.num_samples == plan.micro_batch;
-    if (plan.update_in_backward && done == share.size()) update_inside_next_backward();
+    has_planned_size_ = micro.num_samples == plan.micro_batch();
+    if (plan.updates_in_backward() && done == share.size()) update_inside_next_backward();
     const MicroResult result =
-        executor_.accumulate(micro, plan.operations_for(micro.num_samples),
+        executor_.accumulate(micro, plan.batch.operations_for(micro.num_samples),
                              scaler_.scale_factor() / static_cast<double>(num_items_));
     report.loss_sum += result.loss_sum;
     work_.num_forwards += result.num_forwards;
@@ -148,7 +148,7 @@ void UpdateStep::accumulate(const std::vector<std::int64_t>& share, ShareReport&
 void UpdateStep::request_micro_batches(const std::vector<std::int64_t>& samples) {
   std::size_t first = 0;
   for (const std::int64_t size :
-       balanced_sizes(static_cast<std::int64_t>(samples.size()), plans_.plan().micro_batch)) {
+       balanced_sizes(static_cast<std::int64_t>(samples.size()), plans_.plan().micro_batch())) {
     const auto begin = samples.begin() + static_cast<std::ptrdiff_t>(first);
     loader_.request({begin, begin + static_cast<std::ptrdiff_t>(size)});
     first += static_cast<std::size_t>(size);
@@ -204,7 +204,7 @@ Update UpdateStep::apply(const Window& window, const ShareReport& agreed) {
   update.num_samples = window.num_samples();
   update.loss = agreed.loss_sum / static_cast<double>(num_items_);
   update.learning_rate = scheduler_.learning_rate();
-  if (plans_.plan().update_in_backward) {
+  if (plans_.plan().updates_in_backward()) {
     in_backward_->finish();
     is_intact_ = update.applied = true;
   } else {

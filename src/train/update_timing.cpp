@@ -14,8 +14,9 @@
 namespace headroom {
 namespace {
 
-std::int64_t time_update_of_a_part(const NamedParameters& parameters, const OptimizerConfig& config,
-                                   double max_grad_norm, std::size_t enough_bytes) {
+std::optional<std::int64_t> time_update_of_a_part(const NamedParameters& parameters,
+                                                  const OptimizerConfig& config,
+                                                  double max_grad_norm, std::size_t enough_bytes) {
   using Clock = std::chrono::steady_clock;
   constexpr int kNumRuns = 3;
   const OwnerScope owner(Owner::kOther);
@@ -46,7 +47,7 @@ std::int64_t time_update_of_a_part(const NamedParameters& parameters, const Opti
         fastest_ns = std::min(fastest_ns, ns);  // the first one meets memory that was never touched
     }
   } catch (const c10::OutOfMemoryError&) {
-    return 0;
+    return std::nullopt;
   }
   return static_cast<std::int64_t>(static_cast<double>(fastest_ns) *
                                    static_cast<double>(all_bytes) / static_cast<double>(bytes));
@@ -54,15 +55,15 @@ std::int64_t time_update_of_a_part(const NamedParameters& parameters, const Opti
 
 }  // namespace
 
-std::int64_t time_update(const NamedParameters& parameters, const OptimizerConfig& config,
-                         double max_grad_norm) {
+std::optional<std::int64_t> time_update(const NamedParameters& parameters,
+                                        const OptimizerConfig& config, double max_grad_norm) {
   for (const std::size_t enough_bytes :
        {std::size_t{16} << 20, std::size_t{4} << 20, std::size_t{1} << 20}) {
-    if (const std::int64_t ns =
+    if (const std::optional<std::int64_t> ns =
             time_update_of_a_part(parameters, config, max_grad_norm, enough_bytes))
       return ns;
   }
-  return 0;
+  return std::nullopt;
 }
 
 }  // namespace headroom

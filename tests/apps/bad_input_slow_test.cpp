@@ -4,6 +4,8 @@
 
 #include <gtest/gtest.h>
 
+#include <sys/stat.h>
+
 #include <algorithm>
 #include <deque>
 #include <map>
@@ -293,21 +295,82 @@ TEST_F(BadInputTest, Snapshots) {
       {resumed({"--resume_from_checkpoint", "last", "--shuffle", "false"}), 5, "shuffle"},
   });
 
-  const std::string weights = folder_ / "out/snapshot-4/weights.bin";
+  // By its name a broken snapshot is refused; "last" takes the one before it.
+  const std::string fourth = folder_ / "out/snapshot-4", weights = fourth + "/weights.bin";
   const std::string bytes = read_file(weights);
   std::string flipped = bytes;
   flipped[bytes.size() / 2] = static_cast<char>(flipped[bytes.size() / 2] ^ 1);
   write_plain(weights, flipped);
-  expect_refused({resumed({"--resume_from_checkpoint"}), 5, weights});
+  expect_refused({resumed({"--resume_from_checkpoint", fourth}), 5, weights});
   write_plain(weights, bytes.substr(0, bytes.size() / 2));
-  expect_refused({resumed({"--resume_from_checkpoint"}), 5, weights});
+  expect_refused({resumed({"--resume_from_checkpoint", fourth}), 5, weights});
   fs::remove(weights);
-  expect_refused({resumed({"--resume_from_checkpoint"}), 5, weights});
-  fs::remove(folder_ / "out/snapshot-4/checksums.sha256");
-  expect_refused({resumed({"--resume_from_checkpoint"}), 5, "checksums.sha256"});
-  EXPECT_EQ(run_program(resumed({"--resume_from_checkpoint", folder_ / "out/snapshot-2"}), folder_)
-                .exit_code,
-            0);
+  expect_refused({resumed({"--resume_from_checkpoint", fourth}), 5, weights});
+  fs::remove(fourth + "/checksums.sha256");
+  expect_refused({resumed({"--resume_from_checkpoint", fourth}), 5, "checksums.sha256"});
+  const Outcome last = run_program(resumed({"--resume_from_checkpoint"}), folder_);
+  EXPECT_EQ(last.exit_code, 0);
+  EXPECT_NE(last.err.find("skipping a broken snapshot"), std::string::npos) << last.err;
+}
+
+// What is no file, or too much of one, wherever a file is read.
+TEST_F(BadInputTest, PathsThatAreNoFiles) {
+  ASSERT_EQ(
+      run_program(train({"--max_steps", "2", "--logging_steps", "1", "--save_steps", "1"}), folder_)
+          .exit_code,
+      0);
+  ASSERT_EQ(::mkfifo((folder_ / "pipe").c_str(), 0600), 0);
+  fs::create_symlink(folder_ / "loop", folder_ / "loop");
+  write_plain(folder_ / "deep.json", std::string(1000000, '['));
+  write_plain(folder_ / "large.json", "");
+  fs::resize_file(folder_ / "large.json", std::uintmax_t{1} << 40);
+  write_plain(folder_ / "text.txt", std::string(5000, 'x'));
+  const std::string gpt = "n_layer=1,n_head=1,n_embd=8,block_size=8,vocab_size=300";
+  std::vector<BadInput> bad;
+  for (const std::string& path :
+       {std::string("/dev/zero"), folder_ / "pipe", folder_ / "loop", folder_ / "absent",
+        std::string(5000, 'x'), folder_ / "two\nlines"}) {
+    bad.push_back({train({"--config", path}), 2, ""});
+    bad.push_back({train({}, path), 3, ""});
+    bad.push_back({train({"--resume_from_checkpoint", path}), 5, ""});
+    bad.push_back({{"plan", "--chain", path, "--memory_budget", "1"}, 3, ""});
+    bad.push_back({{"report", path}, 3, ""});
+    bad.push_back({{"train", "--model", "gpt", "--model_config", gpt, "--dataset",
+                    folder_ / "text.txt", "--tokenizer", path, "--output_dir", folder_ / "out"},
+                   3,
+                   ""});
+  }
+  bad.push_back({train({"--config", folder_.path()}), 2, "is a folder"});
+  for (const char* name : {"deep.json", "large.json"}) {
+    bad.push_back({train({"--config", folder_ / name}), 2, name});
+    bad.push_back({{"plan", "--chain", folder_ / name, "--memory_budget", "1"}, 3, name});
+  }
+  expect_refused(bad);
+  for (const char* name :
+       {"metrics.jsonl", "plan.json", "train_results.json", "training_args.json"}) {
+    const std::string path = folder_ / (std::string("out/") + name), whole = read_file(path);
+    for (const std::string& target : {std::string("/dev/zero"), folder_ / "pipe",
+                                      folder_ / "deep.json", folder_ / "large.json"}) {
+      fs::remove(path);
+      fs::create_symlink(target, path);
+      check({{"report", folder_ / "out"}, 3, name},
+            run_program({"report", folder_ / "out"}, folder_));
+    }
+    fs::remove(path);
+    write_plain(path, whole);
+  }
+  for (const char* name : {"weights.bin", "optimizer.pt", "position.txt", "checksums.sha256"}) {
+    const std::string path = folder_ / (std::string("out/snapshot-2/") + name),
+                      whole = read_file(path);
+    for (const std::string& target : {std::string("/dev/zero"), folder_ / "pipe"}) {
+      fs::remove(path);
+      fs::create_symlink(target, path);
+      const auto words = train({"--resume_from_checkpoint", folder_ / "out/snapshot-2"});
+      check({words, 5, name}, run_program(words, folder_));
+    }
+    fs::remove(path);
+    write_plain(path, whole);
+  }
 }
 
 }  // namespace

@@ -29,13 +29,14 @@ struct Outcome {
   std::int64_t peak_resident_bytes = 0;
 };
 
-/// A run of `headroom` with these arguments and environment variables, in `folder`.
+/// A run of `headroom` with these arguments and environment variables, in `folder`. `prepare` is
+/// called in its process before it starts.
 class Program {
  public:
   using Variables = std::vector<std::pair<std::string, std::string>>;
 
   Program(const std::vector<std::string>& arguments, const TemporaryFolder& folder,
-          const Variables& variables = {})
+          const Variables& variables = {}, const std::function<void()>& prepare = {})
       : out_(streams_ / "out"), err_(streams_ / "err") {
     std::vector<std::string> words = arguments;
     words.insert(words.begin(), std::string(HEADROOM_BINARY_DIR) + "/bin/headroom");
@@ -52,6 +53,7 @@ class Program {
       for (const auto& [name, value] : variables) ::setenv(name.c_str(), value.c_str(), 1);
       ::dup2(out, STDOUT_FILENO);
       ::dup2(err, STDERR_FILENO);
+      if (prepare) prepare();
       ::execv(raw[0], raw.data());
       ::_exit(127);
     }
@@ -71,6 +73,8 @@ class Program {
     }
     return ::kill(child_, signal) == 0;
   }
+
+  pid_t process() const { return child_; }
 
   Outcome wait() const {
     int status = 0;

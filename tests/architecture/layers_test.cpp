@@ -6,6 +6,7 @@
 #include <fstream>
 #include <map>
 #include <regex>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -97,6 +98,30 @@ TEST(Architecture, LibrariesStayInTheirLayers) {
       EXPECT_TRUE(include.is_source && include.layer == "comm") << include.file;
     }
   }
+}
+
+void reach(const fs::path& include_folder, const std::string& header, std::set<std::string>& all) {
+  if (!all.insert(header).second) return;
+  std::ifstream file(include_folder / header);
+  const std::regex pattern("^#include <(headroom/[^>]+)>");
+  for (std::string line; std::getline(file, line);) {
+    std::smatch match;
+    if (std::regex_search(line, match, pattern)) reach(include_folder, match[1], all);
+  }
+}
+
+TEST(Architecture, OneHeaderBringsEveryPublicName) {
+  const fs::path folder = fs::path(HEADROOM_SOURCE_DIR) / "include";
+  std::set<std::string> reached;
+  reach(folder, "headroom/headroom.h", reached);
+  int num_headers = 0;
+  for (const auto& entry : fs::recursive_directory_iterator(folder)) {
+    if (!entry.is_regular_file()) continue;
+    ++num_headers;
+    const std::string name = fs::relative(entry.path(), folder).string();
+    EXPECT_EQ(reached.count(name), 1U) << name << " is not included by headroom/headroom.h";
+  }
+  EXPECT_GT(num_headers, 20);
 }
 
 // at::parallel_for itself would look like a race to a thread sanitizer.

@@ -35,6 +35,28 @@ TEST(Documents, TheCodeOfTheReadmeIsTheQuickStartExample) {
       << code;
 }
 
+// Each block of code is in the file that was named last before it.
+TEST(Documents, TheCodeOfExtendingIsCompiled) {
+  const fs::path root = HEADROOM_SOURCE_DIR;
+  const std::string text = read(root / "docs" / "extending.md");
+  const std::string fence = "```cpp\n";
+  const std::regex path_pattern("`((src|tests)/[a-z_/]+\\.cpp)`");
+  int num_blocks = 0;
+  for (std::size_t begin = text.find(fence); begin != std::string::npos;
+       begin = text.find(fence, begin + 1)) {
+    const std::string before = text.substr(0, begin);
+    std::string path;
+    for (std::sregex_iterator it(before.begin(), before.end(), path_pattern), end; it != end; ++it)
+      path = (*it)[1];
+    const std::size_t end = text.find("```\n", begin + fence.size());
+    const std::string code = text.substr(begin + fence.size(), end - begin - fence.size());
+    EXPECT_NE(read(root / path).find(code), std::string::npos) << path << " does not hold\n"
+                                                               << code;
+    ++num_blocks;
+  }
+  EXPECT_EQ(num_blocks, 5);
+}
+
 TEST(Documents, EveryRelativeLinkLeadsSomewhere) {
   const fs::path root = HEADROOM_SOURCE_DIR;
   const std::regex link("\\]\\(([^)# ]+)(#[^) ]*)?\\)");  // a lambda in code has blanks

@@ -6,9 +6,15 @@
 
 #include "comm/rank_threads.h"
 
+#include <sys/stat.h>
+
 #include <array>
 #include <cstdlib>
+#include <filesystem>
+#include <fstream>
 #include <map>
+#include <set>
+#include <sstream>
 #include <string>
 #include <thread>
 
@@ -22,7 +28,7 @@ using Variables = std::map<std::string, std::string>;
 RankEnvironment read_with(const Variables& variables) {
   for (const char* name :
        {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "LOCAL_RANK", "LOCAL_WORLD_SIZE",
-        "TORCHELASTIC_USE_AGENT_STORE", "TORCHELASTIC_RESTART_COUNT"}) {
+        "TORCHELASTIC_USE_AGENT_STORE", "TORCHELASTIC_RESTART_COUNT", "HEADROOM_RENDEZVOUS_FILE"}) {
     const auto found = variables.find(name);
     if (found == variables.end()) {
       ::unsetenv(name);
@@ -101,7 +107,7 @@ TEST(RankEnvironment, RefusesVariablesThatAreIncompleteOrContradictEachOther) {
   EXPECT_THROW(read_with(local), ConfigError);
 }
 
-TEST(RankEnvironment, RanksMeetOnAFreePort) {
+TEST(RankEnvironment, RanksOfOneMachineMeetWithoutAPort) {
   const RendezvousStore place;
   std::vector<std::thread> threads;
   std::array<std::vector<std::string>, 2> gathered;
@@ -119,14 +125,62 @@ TEST(RankEnvironment, RanksMeetOnAFreePort) {
   for (const auto& [name, value] : one.variables()) variables[name] = value;
   const RankEnvironment read = read_with(variables);
   EXPECT_EQ(read.rank, 1);
-  EXPECT_EQ(read.port, one.port);
-  EXPECT_TRUE(read.has_store);
+  EXPECT_EQ(read.store_file, one.store_file);
+  EXPECT_EQ(read.local_size, 2);
+  struct stat status {};
+  const auto folder = std::filesystem::path(one.store_file).parent_path();
+  ASSERT_EQ(::stat(folder.c_str(), &status), 0);
+  EXPECT_EQ(status.st_mode & 0077, 0U) << "nobody else may look into it";
+}
+
+// Sockets of this process that listen on other addresses than the loopback one.
+int num_open_listeners() {
+  std::set<std::string> own;
+  for (const auto& entry : std::filesystem::directory_iterator("/proc/self/fd")) {
+    std::error_code error;
+    const std::string target = std::filesystem::read_symlink(entry.path(), error).string();
+    if (target.rfind("socket:[", 0) == 0) own.insert(target.substr(8, target.size() - 9));
+  }
+  int count = 0;
+  for (const char* table : {"/proc/self/net/tcp", "/proc/self/net/tcp6"}) {
+    std::ifstream file(table);
+    std::string line;
+    std::getline(file, line);
+    while (std::getline(file, line)) {
+      std::istringstream fields(line);
+      std::string number, local, remote, state, queues, timer, retransmits, user, timeout, inode;
+      fields >> number >> local >> remote >> state >> queues >> timer >> retransmits >> user >>
+          timeout >> inode;
+      const bool is_loopback = local.rfind("0100007F:", 0) == 0;
+      if (state == "0A" && !is_loopback && own.count(inode) != 0) ++count;
+    }
+  }
+  return count;
+}
+
+TEST(RankEnvironment, RanksOfOneMachineListenOnTheLoopbackAddressAlone) {
+  const RendezvousStore place;
+  std::vector<std::thread> threads;
+  std::array<std::unique_ptr<Communicator>, 2> comms;
+  for (std::int64_t rank = 0; rank < 2; ++rank) {
+    threads.emplace_back([&, rank] {
+      comms[static_cast<std::size_t>(rank)] = join_ranks(place.environment(rank, 2), kTestTimeout);
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_EQ(num_open_listeners(), 0);
 }
 
 TEST(RankEnvironment, ARankThatNobodyMeetsGivesUp) {
   const RendezvousStore place;
   EXPECT_THROW(join_ranks(place.environment(0, 2), std::chrono::seconds(1)), CommError);
+  RankEnvironment lost = place.environment(1, 2);
+  lost.store_file = "/nowhere/at/all";
+  EXPECT_THROW(join_ranks(lost, std::chrono::seconds(1)), CommError);
   RankEnvironment nowhere = place.environment(1, 2);
+  nowhere.store_file.clear();
+  nowhere.address = "127.0.0.1";
+  nowhere.has_store = true;
   nowhere.port = 1;
   try {
     join_ranks(nowhere, std::chrono::seconds(1));

@@ -1,10 +1,12 @@
 #include <headroom/config/training_arguments.h>
 
 #include <headroom/core/error.h>
+#include "config/argument_fields.h"
 
 #include <gtest/gtest.h>
 #include <unistd.h>
 
+#include <cmath>
 #include <filesystem>
 #include <fstream>
 #include <functional>
@@ -125,13 +127,49 @@ TEST(TrainingArguments, AnUnknownNameGetsTheNearest) {
   EXPECT_TRUE(contains(message, "'learning_rate'")) << message;
 }
 
-TEST(NearestName, CountsInsertionsDeletionsSubstitutionsAndSwaps) {
-  const std::vector<std::string> names = {"kitten", "sitting", "saturday"};
-  EXPECT_EQ(nearest_name("kiten", names), "kitten");
-  EXPECT_EQ(nearest_name("ssitting", names), "sitting");
-  EXPECT_EQ(nearest_name("sunday", names), "saturday");
-  EXPECT_EQ(nearest_name("", {"abc", "a"}), "a");
-  EXPECT_EQ(nearest_name("mpl", {"gpt", "mlp"}), "mlp");
+// What ranks must share, what a snapshot must be resumed with and what costs are kept for follows
+// from the table.
+TEST(ArgumentFields, SayWhatTheyAreComparedFor) {
+  const TrainingArguments arguments;
+  const auto names = [](const Settings& settings) {
+    std::set<std::string> all;
+    for (const auto& setting : settings) all.insert(setting.first);
+    return all;
+  };
+  EXPECT_EQ(
+      names(settings_with(FieldTrait::kPerRank, arguments)),
+      (std::set<std::string>{"output_dir", "report_to", "disable_tqdm", "json", "sample", "device",
+                             "spill_dir", "num_threads", "ddp_timeout", "nproc_per_node"}));
+  EXPECT_EQ(
+      names(settings_with(FieldTrait::kInSnapshot, arguments)),
+      (std::set<std::string>{"model", "model_config", "dataset", "tokenizer", "shuffle",
+                             "global_batch_size", "optim", "seed", "data_seed", "fp16", "bf16"}));
+  EXPECT_EQ(
+      names(settings_with(FieldTrait::kAffectsCosts, arguments)),
+      (std::set<std::string>{"model", "model_config", "dataset", "spill_dir", "fp16", "bf16"}));
+  EXPECT_EQ(settings_with(FieldTrait::kPerRank, arguments).size() +
+                settings_without(FieldTrait::kPerRank, arguments).size(),
+            argument_fields().size());
+}
+
+TEST(ArgumentFields, EveryWholeNumberHasARangeThatHoldsItsDefault) {
+  int num_integers = 0;
+  for (const ArgumentField& field : argument_fields()) {
+    TrainingArguments arguments;
+    EXPECT_NO_THROW(field.check(arguments)) << field.name;
+    bool takes_huge = true;
+    try {
+      field.set(arguments, "9000000000000000000");
+    } catch (const ConfigError&) {
+      takes_huge = false;
+    }
+    const bool is_text = field.range.empty() || field.name == "memory_budget";
+    if (!takes_huge || is_text || field.range.find("or more") != std::string::npos) continue;
+    ++num_integers;
+    const bool is_seed = field.name == "seed" || field.name == "data_seed";
+    if (!is_seed) EXPECT_THROW(field.check(arguments), ConfigError) << field.name;
+  }
+  EXPECT_GT(num_integers, 15);
 }
 
 TEST_F(ConfigFile, KeysAreFlagsAndValuesOfAnyPlainType) {
@@ -211,7 +249,26 @@ TEST(Validate, RefusesValuesOutOfRangeAndContradictions) {
       {[](A& a) { a.seed = -1; }, {}, "seed"},
       {[](A& a) { a.save_steps = -1; }, {}, "save_steps"},
       {[](A& a) { a.num_threads = -1; }, {}, "num_threads"},
-      {[](A& a) { a.optim = "adamm"; }, {}, "'adam'"},
+      {[](A& a) { a.num_threads = 1'000'000; }, {}, "'1000000': must be from 0 to 1024"},
+      {[](A& a) { a.nproc_per_node = 100'000; }, {}, "'100000': must be from 1 to 256"},
+      {[](A& a) { a.ddp_timeout = std::int64_t{1} << 62; }, {}, "4611686018427387904"},
+      {[](A& a) { a.num_train_epochs = 1e15; }, {}, "must be from 0 to 1000000"},
+      {[](A& a) { a.num_train_epochs = std::nan(""); }, {}, "num_train_epochs"},
+      {[](A& a) { a.max_steps = std::int64_t{1} << 40; }, {}, "max_steps '1099511627776'"},
+      {[](A& a) { a.data_seed = -2; }, {}, "data_seed '-2'"},
+      {[](A& a) { a.memory_budget_bytes = -1; }, {}, "memory_budget '-1'"},
+      {[](A& a) { a.global_batch_size = 9223372036854775807; }, {}, "9223372036854775807"},
+      {[](A& a) { a.gradient_accumulation_steps = "2305843009213693952"; },
+       {},
+       "--gradient_accumulation_steps 2305843009213693952"},
+      {[](A& a) { a.gradient_accumulation_steps = "0:1,1:50000000"; },
+       {},
+       "--gradient_accumulation_steps 50000000"},
+      {[](A& a) {
+         a.per_device_train_batch_size = std::int64_t{1} << 62, a.gradient_accumulation_steps = "4";
+       },
+       {},
+       "4611686018427387904"},
       {[](A& a) { a.lr_scheduler_type = "cosin"; }, {}, "'cosine'"},
       {[](A& a) { a.eval_strategy = "epochs"; }, {}, "'epoch'"},
       {[](A& a) { a.report_to = "wandb"; }, {}, "report_to"},
@@ -221,6 +278,8 @@ TEST(Validate, RefusesValuesOutOfRangeAndContradictions) {
       {[](A& a) { a.gradient_checkpointing = "optimal"; }, {}, "memory_budget"},
       {[](A& a) { a.device = "tpu"; }, {}, "device"},
       {[](A& a) { a.device = "cudaX"; }, {}, "device"},
+      {[](A& a) { a.device = "cuda"; }, {}, "--device cpu"},
+      {[](A& a) { a.device = "cuda:1"; }, {}, "--device cpu"},
       {[](A& a) { a.output_dir = ""; }, {}, "output_dir"},
       {[](A& a) { a.fp16 = a.bf16 = true; }, {}, "--fp16 and --bf16"},
       {[](A& a) { a.half_precision_backend = "autocast"; }, {}, "add --bf16 or --fp16"},
@@ -255,7 +314,6 @@ TEST(Validate, AcceptsWhatTheDocumentsShow) {
   arguments.global_batch_size = 64;
   arguments.memory_budget_bytes = 1 << 30;
   arguments.gradient_checkpointing = "optimal";
-  arguments.device = "cuda:1";
   EXPECT_NO_THROW(validate(arguments, {"global_batch_size"}));
   EXPECT_EQ(arguments.fixed_micro_batch(), 0) << "the planner chooses";
 }

@@ -4,9 +4,9 @@
 #include <headroom/execute/accumulator.h>
 
 #include <algorithm>
+#include <memory>
 #include <random>
 #include <sstream>
-#include "memory"
 
 namespace headroom {
 namespace {

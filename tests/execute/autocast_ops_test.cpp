@@ -69,6 +69,26 @@ std::vector<OpCase> cases() {
          options.attention.causal = true;
          return transformer_block(x, attend, wide, options);
        }});
+  const AttentionWeights grouped{norm_weight,        {}, parameter({2 * kChannels, kChannels}), {},
+                                 attend.proj_weight, {}};
+  const MlpWeights gated{norm_weight,
+                         {},
+                         parameter({6 * kChannels, kChannels}),
+                         {},
+                         parameter({kChannels, 3 * kChannels}),
+                         {}};
+  all.push_back({"gated block",
+                 {norm_weight, grouped.qkv_weight, gated.hidden_weight, gated.out_weight},
+                 [=](const at::Tensor& x) {
+                   BlockOptions options;
+                   options.num_heads = 4;
+                   options.attention.causal = true;
+                   options.attention.num_kv_heads = 2;
+                   options.attention.rotary = RotaryOptions();
+                   options.norm = NormKind::kRms;
+                   options.gated = true;
+                   return transformer_block(x, grouped, gated, options);
+                 }});
   all.push_back({"mlp", {wide.hidden_weight, wide.out_weight}, [=](const at::Tensor& x) {
                    return mlp(x, wide);
                  }});

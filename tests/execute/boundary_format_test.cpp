@@ -11,6 +11,7 @@
 #include <headroom/plan/chain_solver.h>
 #include <headroom/plan/policies.h>
 #include "execute/profile.h"
+#include "execute/stored_tensor.h"
 #include "plan/simulate.h"
 
 #include "support/zoo_data.h"
@@ -24,6 +25,7 @@
 #include <csignal>
 #include <cstdlib>
 #include <filesystem>
+#include <tuple>
 
 namespace headroom {
 namespace {
@@ -63,17 +65,13 @@ MicroBatch batch_for(const ModelInput& input) {
 }
 
 BoundaryFormat free_of_charge(KeepAs format) {
-  const bool on_disk = format == KeepAs::kDisk;
-  return {on_disk                   ? "disk"
-          : format == KeepAs::kFp16 ? "fp16"
-                                    : "bf16",
-          on_disk ? 0.0 : 0.5, 0.0, 0.0};
+  return {kept_format(format).name, kept_format(format).size_ratio, 0.0, 0.0};
 }
 
 struct Outcome {
   double loss = 0.0;
   std::vector<at::Tensor> tensors;  // gradients, then buffers
-  Plan plan;
+  Schedule plan;
   std::int64_t num_stores = 0;  // of boundaries in the format
 };
 
@@ -113,10 +111,11 @@ Outcome run_model(const ModelCase& which, const RunOptions& run) {
   options.spill_dir = run.folder;
   std::int64_t largest_boundary_bytes = 0;
   if (run.format) {
-    ChainCosts costs = profile_chain(model.chain, micro, run.half)->allocated;
+    ChainCosts costs = profile_chain(model.chain, micro, run.half)->grads_preallocated;
     costs.boundary_formats = {free_of_charge(*run.format)};
-    const Plan policy = plan_of_policy(costs, parse_policy(run.policy));
-    outcome.plan = plan_from_operations(costs, in_format(policy.operations, model.chain.size()));
+    const Schedule policy = schedule_of_policy(costs, parse_policy(run.policy));
+    outcome.plan =
+        schedule_from_operations(costs, in_format(policy.operations, model.chain.size()));
     options.boundary_formats = {*run.format};
     for (const StageCosts& stage : costs.stages)
       largest_boundary_bytes = std::max(largest_boundary_bytes, stage.output_bytes);
@@ -212,8 +211,8 @@ TEST(HalfPrecisionRun, HoldsItsBoundariesInHalf) {
     seed_everything(5);
     const ZooModel model = make_model(which.name, which.config);
     const MicroBatch micro = batch_for(model.input);
-    const ChainCosts full = profile_chain(model.chain, micro)->allocated;
-    const ChainCosts half = profile_chain(model.chain, micro, at::kBFloat16)->allocated;
+    const ChainCosts full = profile_chain(model.chain, micro)->grads_preallocated;
+    const ChainCosts half = profile_chain(model.chain, micro, at::kBFloat16)->grads_preallocated;
     // A sweep over all stages but the last, each boundary held: what the meter sees is the
     // boundaries alone.
     std::vector<Operation> operations;
@@ -274,10 +273,10 @@ TEST(SpilledBoundary, BringsBackViewsStridesIntegersAndAbsentTensors) {
     std::vector<Operation> operations = keep_everything(chain.size());
     ExecutorOptions options;
     if (spills) {
-      ChainCosts costs = profile_chain(chain, micro)->allocated;
+      ChainCosts costs = profile_chain(chain, micro)->grads_preallocated;
       costs.boundary_formats = {free_of_charge(KeepAs::kDisk)};
       ChainSolver solver(costs);
-      operations = solver.plan(solver.smallest_budget_bytes()).operations;
+      operations = solver.schedule(solver.smallest_budget_bytes()).operations;
       options.boundary_formats = {KeepAs::kDisk};
       options.spill_dir = folder.path();
     }
@@ -342,10 +341,12 @@ TEST(Executor, AFormatThatItWasNotToldOfIsAConfigError) {
 
 TEST(BoundaryFormatCosts, AreMeasuredForEveryFormat) {
   const Folder folder;
-  for (const KeepAs format : {KeepAs::kBf16, KeepAs::kFp16, KeepAs::kDisk}) {
+  for (const auto& [format, name, ratio] : {std::tuple{KeepAs::kBf16, "bf16", 0.5},
+                                            {KeepAs::kFp16, "fp16", 0.5},
+                                            {KeepAs::kDisk, "disk", 0.0}}) {
     const BoundaryFormat costs = measure_boundary_format(format, 1 << 20, folder.path());
-    EXPECT_EQ(costs.name, free_of_charge(format).name);
-    EXPECT_EQ(costs.size_ratio, free_of_charge(format).size_ratio);
+    EXPECT_EQ(costs.name, name);
+    EXPECT_EQ(costs.size_ratio, ratio);
     EXPECT_GT(costs.encode_ns_per_byte, 0.0);
     EXPECT_GT(costs.decode_ns_per_byte, 0.0);
   }

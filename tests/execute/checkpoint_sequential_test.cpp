@@ -1,5 +1,8 @@
 #include <headroom/execute/checkpoint_sequential.h>
 
+#include <headroom/plan/policies.h>
+#include "plan/segments.h"
+
 #include <cmath>
 #include <cstdio>
 
@@ -31,9 +34,30 @@ TEST(CheckpointStrategyTest, Segments) {
   EXPECT_EQ(bounds(9, 2), (Bounds{{0, 1}, {1, 2}})) << "no more segments than layers";
   EXPECT_EQ(bounds(std::vector<std::int64_t>{1, 4}, 6), (Bounds{{0, 1}, {1, 4}, {4, 6}}));
   EXPECT_EQ(bounds(CheckpointStrategy::sqrt(), 16).size(), 4u);
-  EXPECT_EQ(bounds(CheckpointStrategy::log(), 5), (Bounds{{0, 2}, {2, 5}}));
-  EXPECT_EQ(CheckpointStrategy::log().segments(5)[1].inner.size(), 2u);
+  EXPECT_EQ(bounds(CheckpointStrategy::log(), 5), (Bounds{{0, 3}, {3, 5}}));
+  EXPECT_EQ(CheckpointStrategy::log().segments(5)[0].inner.size(), 2u);
   EXPECT_EQ(bounds(CheckpointStrategy::log(), 1), (Bounds{{0, 1}}));
+}
+
+// A policy of a plan recomputes every stage but those of the last segment.
+TEST(CheckpointStrategyTest, CutsAsThePoliciesOfPlansDo) {
+  for (const std::size_t num_layers : {1, 2, 5, 10, 17}) {
+    ChainCosts chain;
+    for (std::size_t l = 1; l <= num_layers; ++l)
+      chain.stages.push_back({"", 1, l == num_layers ? 0 : 1, 1, 0, 0, {{3, 1, 2, 0, 0}}});
+    const auto check = [&](const std::string& policy, const CheckpointStrategy& strategy) {
+      const auto num_recomputed =
+          static_cast<std::int64_t>(strategy.segments(num_layers).back().begin);
+      const auto time_ns = static_cast<std::int64_t>(3 * num_layers) + num_recomputed;
+      EXPECT_EQ(plan_of_policy(chain, parse_policy(policy)).time_ns, time_ns)
+          << policy << " of " << num_layers;
+    };
+    for (int count = 1; count <= static_cast<int>(num_layers); ++count)
+      check("segments=" + std::to_string(count), count);
+    check("sqrt", CheckpointStrategy::sqrt());
+    check("every", CheckpointStrategy::every());
+  }
+  EXPECT_EQ(segment_size(10, 4), 2) << "2, 2, 2, 4";
 }
 
 TEST(CheckpointStrategyTest, NonsenseIsRefused) {

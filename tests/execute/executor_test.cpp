@@ -55,7 +55,7 @@ std::vector<Operation> policy(const std::string& text, std::size_t num_stages) {
   ChainCosts costs;
   costs.stages.resize(num_stages);
   for (StageCosts& stage : costs.stages) stage.options.resize(1);
-  return plan_of_policy(costs, parse_policy(text)).operations;
+  return schedule_of_policy(costs, parse_policy(text)).operations;
 }
 
 void expect_identical(const Outcome& a, const Outcome& b) {
@@ -78,6 +78,11 @@ const ModelCase kModels[] = {
     {"nin", "width=4,rows=14,columns=14", 4},
     {"resnet", "blocks=6,width=4,rows=10,columns=10", 8},
     {"gpt", "n_layer=3,n_head=2,n_embd=32,block_size=16,vocab_size=50,dropout=0.1", 5},
+    {"llama",
+     "num_hidden_layers=3,num_attention_heads=4,num_key_value_heads=2,hidden_size=32,intermediate_"
+     "size=48,max_position_embeddings=16,vocab_size=50,attention_bias=true,tie_word_embeddings="
+     "false",
+     5},
     {"vit",
      "num_hidden_layers=3,num_attention_heads=2,hidden_size=32,intermediate_size=48,image_size=16,"
      "dropout=0.1",

@@ -80,8 +80,8 @@ TEST_P(CountedBytes, EqualMeasuredBytesForEveryStageAndOption) {
       ASSERT_TRUE(counted);
       EXPECT_EQ(MemoryMeter::instance().live_bytes(), live);
       EXPECT_EQ(counted->input_bytes, measured->input_bytes);
-      expect_same_bytes(counted->appearing, measured->appearing);
-      expect_same_bytes(counted->allocated, measured->allocated);
+      expect_same_bytes(counted->grads_unallocated, measured->grads_unallocated);
+      expect_same_bytes(counted->grads_preallocated, measured->grads_preallocated);
       EXPECT_TRUE(agree(*measured, *counted));
     }
   }
@@ -120,6 +120,10 @@ INSTANTIATE_TEST_SUITE_P(
         ModelCase{"resnet", "blocks=2,width=8,rows=12,columns=12,norm=0,channels=3"},
         ModelCase{"gpt", "n_layer=2,n_head=2,n_embd=32,block_size=32,vocab_size=64,dropout=0.1"},
         ModelCase{"gpt", "n_layer=2,n_head=4,n_embd=64,block_size=200,vocab_size=300,dropout=0"},
+        ModelCase{"llama",
+                  "num_hidden_layers=2,num_attention_heads=4,num_key_value_heads=2,hidden_size=64,"
+                  "intermediate_size=100,max_position_embeddings=200,vocab_size=300,"
+                  "attention_bias=true"},
         ModelCase{"vit",
                   "num_hidden_layers=2,num_attention_heads=2,hidden_size=32,intermediate_size=64,"
                   "dropout=0.1"},

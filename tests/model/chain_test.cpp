@@ -110,45 +110,5 @@ TEST(Chain, TwoStagesOfOneNameAreRefused) {
   EXPECT_THROW(chain.add("stage", nullptr, keep_as_is()), ConfigError);
 }
 
-TEST(Zoo, MlpIsTheOneOfTheGuide) {
-  const ZooModel model = make_model("mlp", "");
-  EXPECT_EQ(model.chain.num_parameters(), 784 * 512 + 512 + 512 * 512 + 512 + 512 * 10 + 10);
-  EXPECT_EQ(model.chain.size(), 3U);
-  EXPECT_EQ(
-      make_model("mlp", "hidden=10,layers=1,rows=4,columns=4,classes=3").chain.num_parameters(),
-      16 * 10 + 10 + 10 * 3 + 3);
-}
-
-TEST(Zoo, TheSeedDecidesTheWeights) {
-  const auto first_weight = [](std::uint64_t seed) {
-    seed_everything(seed);
-    return make_model("mlp", "hidden=8").chain.parameters()[0].detach().clone();
-  };
-  EXPECT_TRUE(torch::equal(first_weight(1), first_weight(1)));
-  EXPECT_FALSE(torch::equal(first_weight(1), first_weight(2)));
-}
-
-TEST(Zoo, RefusesWhatItDoesNotKnow) {
-  EXPECT_THROW(make_model("mpl", ""), ConfigError);
-  for (const char* config : {"hiden=8", "hidden=x", "hidden", "hidden=", "=8", "hidden=-1",
-                             "hidden=8,,layers=2", "hidden=0"}) {
-    EXPECT_THROW(make_model("mlp", config), ConfigError) << config;
-  }
-}
-
-TEST(Zoo, EveryImageModelTrains) {
-  for (const char* name : {"mlp", "nin", "resnet"}) {
-    seed_everything(4);
-    const ZooModel model = make_model(name, std::string(name) == "resnet" ? "blocks=2" : "");
-    MicroBatch micro = {{torch::rand({2, 1, 28, 28})}, {torch::tensor({1, 2}, torch::kLong)}, 2, 2};
-    Executor executor(model.chain);
-    const MicroResult result = executor.accumulate(micro, keep_everything(model.chain.size()), 0.5);
-    EXPECT_NEAR(result.loss_sum / 2, std::log(10.0), 1.0) << name;
-    for (const auto& [parameter_name, parameter] : model.chain.named_parameters()) {
-      EXPECT_TRUE(parameter.grad().defined()) << name << " " << parameter_name;
-    }
-  }
-}
-
 }  // namespace
 }  // namespace headroom

@@ -1,3 +1,4 @@
+#include <headroom/model/generate.h>
 #include <headroom/model/gpt.h>
 
 #include <headroom/core/error.h>

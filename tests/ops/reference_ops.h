@@ -46,6 +46,45 @@ inline Tensor layer_norm(const Tensor& x, const Tensor& weight, const Tensor& bi
   return bias.defined() ? y + bias : y;
 }
 
+inline Tensor rms_norm(const Tensor& x, const Tensor& weight, double eps) {
+  const Tensor y = x / (x.pow(2).mean(-1, true) + eps).sqrt();
+  return weight.defined() ? y * weight : y;
+}
+
+/// Attention whose keys and values are shared by heads of queries, with rotary positions. The
+/// angles are those of the options in float, as the function promises; the rest is in the type of
+/// qkv.
+inline Tensor grouped_attention(const Tensor& qkv, std::int64_t num_heads,
+                                const AttentionOptions& options) {
+  const auto B = qkv.size(0), T = qkv.size(1), K = options.num_kv_heads.value_or(num_heads),
+             D = qkv.size(2) / (num_heads + 2 * K);
+  const auto heads = [&](std::int64_t first, std::int64_t count) {  // (B, T, count, D)
+    return qkv.slice(2, first * D, (first + count) * D).reshape({B, T, count, D});
+  };
+  const auto turned = [&](const Tensor& x) {
+    if (!options.rotary) return x;
+    std::vector<float> angles;
+    for (std::int64_t t = 0; t < T; ++t) {
+      for (std::int64_t j = 0; j < D; ++j) {
+        const double exponent = -2.0 * static_cast<double>(j % (D / 2)) / static_cast<double>(D);
+        angles.push_back(static_cast<float>(t) *
+                         static_cast<float>(std::pow(options.rotary->theta, exponent)));
+      }
+    }
+    const Tensor angle = torch::tensor(angles).to(torch::kDouble).view({1, T, 1, D});
+    const Tensor half_turned =
+        torch::cat({-x.slice(3, D / 2), x.slice(3, 0, D / 2)}, 3);  // a quarter turn of each pair
+    return x * angle.cos().to(x.scalar_type()) + half_turned * angle.sin().to(x.scalar_type());
+  };
+  const auto repeated = [&](const Tensor& x) {
+    return x.repeat_interleave(num_heads / K, 2).reshape({B, T, num_heads * D});
+  };
+  const Tensor q = turned(heads(0, num_heads)).reshape({B, T, num_heads * D});
+  return attention(
+      torch::cat({q, repeated(turned(heads(num_heads, K))), repeated(heads(num_heads + K, K))}, 2),
+      num_heads, options.causal, options.key_mask);
+}
+
 inline Tensor gelu(const Tensor& x, GeluKind kind) {
   if (kind == GeluKind::kExact) return x * 0.5 * (1 + torch::erf(x / std::sqrt(2.0)));
   return x * 0.5 * (1 + torch::tanh(std::sqrt(2.0 / M_PI) * (x + 0.044715 * x.pow(3))));
@@ -69,6 +108,17 @@ inline Tensor block(const Tensor& x, const AttentionWeights& a, const MlpWeights
   const Tensor hidden = linear(layer_norm(sum, m.norm_weight, m.norm_bias, o.norm_eps),
                                m.hidden_weight, m.hidden_bias);
   return sum + dropped(linear(gelu(hidden, o.gelu), m.out_weight, m.out_bias), keep[1]);
+}
+
+/// A block with RMS norms, grouped attention and a gated MLP.
+inline Tensor gated_block(const Tensor& x, const AttentionWeights& a, const MlpWeights& m,
+                          const BlockOptions& o) {
+  const Tensor qkv = linear(rms_norm(x, a.norm_weight, o.norm_eps), a.qkv_weight, a.qkv_bias);
+  const Tensor attended = grouped_attention(qkv, o.num_heads, o.attention);
+  const Tensor sum = x + linear(attended, a.proj_weight, a.proj_bias);
+  const auto hidden =
+      linear(rms_norm(sum, m.norm_weight, o.norm_eps), m.hidden_weight, m.hidden_bias).chunk(2, -1);
+  return sum + linear(hidden[0] * torch::sigmoid(hidden[0]) * hidden[1], m.out_weight, m.out_bias);
 }
 
 /// The same with the norms after the halves.

@@ -9,6 +9,7 @@
 #include <headroom/optim/factory.h>
 #include "optim/adafactor.h"
 #include "optim/adam.h"
+#include "optim/optimizer_table.h"
 #include "optim/reference.h"
 
 namespace headroom {
@@ -40,11 +41,14 @@ class EveryOptimizer : public ::testing::TestWithParam<std::pair<std::string, do
   OptimizerConfig config() const { return config_of(GetParam().first, GetParam().second); }
 };
 
-INSTANTIATE_TEST_SUITE_P(Optim, EveryOptimizer,
-                         ::testing::Values(std::pair{"sgd", 0.0}, std::pair{"sgd", 0.9},
-                                           std::pair{"adam", 0.0}, std::pair{"adamw", 0.0},
-                                           std::pair{"adafactor", 0.0},
-                                           std::pair{"adamw_8bit", 0.0}));
+// Each row of the table, and sgd also with state.
+std::vector<std::pair<std::string, double>> names_and_momentum() {
+  std::vector<std::pair<std::string, double>> all = {{"sgd", 0.9}};
+  for (const std::string& name : optimizer_names()) all.emplace_back(name, 0.0);
+  return all;
+}
+
+INSTANTIATE_TEST_SUITE_P(Optim, EveryOptimizer, ::testing::ValuesIn(names_and_momentum()));
 
 TEST_P(EveryOptimizer, ContinuesBitByBitAfterSaveAndLoad) {
   ReferencePair pair(kShapes);
@@ -213,6 +217,7 @@ TEST(MakeOptimizer, NamesTheChoicesOfAnUnknownName) {
       FAIL() << "accepted";
     } catch (const ConfigError& error) {
       EXPECT_NE(std::string(error.what()).find("adafactor"), std::string::npos);
+      EXPECT_NE(std::string(error.what()).find("did you mean 'adam'"), std::string::npos);
     }
   }
   EXPECT_THROW(make_optimizer(config_of("adamw"), {}), ConfigError);
@@ -248,6 +253,27 @@ TEST(OptimizerStateBytes, OfGpt2) {
   EXPECT_EQ(bytes_per_parameter("adamw"), 8);
   EXPECT_LT(bytes_per_parameter("adafactor"), 0.1);
   EXPECT_LE(bytes_per_parameter("adamw_8bit"), 2.1);
+}
+
+TEST(LeanerOptimizers, AreThoseWithLessStateAndTheNearestFirst) {
+  const Shapes shapes = {{100, 100}, {7}};
+  const auto names_for = [&](const OptimizerConfig& config) {
+    std::vector<std::string> names;
+    for (const LeanerOptimizer& leaner : leaner_optimizers(config, shapes)) {
+      OptimizerConfig other = config;
+      other.name = leaner.name;
+      EXPECT_EQ(leaner.saved_bytes,
+                optimizer_state_bytes(config, shapes) - optimizer_state_bytes(other, shapes));
+      names.push_back(leaner.name);
+    }
+    return names;
+  };
+  EXPECT_EQ(names_for(config_of("adamw")),
+            (std::vector<std::string>{"adamw_8bit", "adafactor", "sgd"}));
+  EXPECT_EQ(names_for(config_of("sgd")), std::vector<std::string>());
+  OptimizerConfig with_momentum = config_of("adamw");
+  with_momentum.momentum = 0.9;
+  EXPECT_EQ(names_for(with_momentum), (std::vector<std::string>{"sgd", "adamw_8bit", "adafactor"}));
 }
 
 }  // namespace

@@ -29,10 +29,10 @@ constexpr std::int64_t kInfeasible = -1;
 
 std::int64_t time_at(ChainSolver& solver, std::int64_t budget_bytes) {
   if (budget_bytes < solver.smallest_budget_bytes()) {
-    EXPECT_THROW(solver.plan(budget_bytes), BudgetError);
+    EXPECT_THROW(solver.schedule(budget_bytes), BudgetError);
     return kInfeasible;
   }
-  const Plan plan = solver.plan(budget_bytes);
+  const Schedule plan = solver.schedule(budget_bytes);
   EXPECT_LE(plan.peak_bytes, budget_bytes);
   EXPECT_EQ(plan.certified_gap_ns, 0);
   EXPECT_EQ(simulate(solver.chain(), plan.operations).problem, "");
@@ -54,11 +54,11 @@ TEST(ChainSolver, MatchesRevolve) {
     const int n = values[0], c = values[1], extra = values[2];
     for (const std::int64_t kept_bytes : {std::int64_t{2} * n, std::int64_t{1000000}}) {
       ChainSolver solver(revolve_chain(n, kept_bytes));
-      const Plan plan = solver.plan(kept_bytes + c);
+      const Schedule plan = solver.schedule(kept_bytes + c);
       EXPECT_EQ(plan.time_ns - n, extra) << n << " steps, " << c << " snapshots";
       EXPECT_EQ(plan.certified_gap_ns, 0);
     }
-    const Plan fixed = plan_of_policy(revolve_chain(n, 1000000), {PolicyKind::kRevolve, c});
+    const Schedule fixed = schedule_of_policy(revolve_chain(n, 1000000), {PolicyKind::kRevolve, c});
     EXPECT_EQ(fixed.time_ns - n, extra);
     EXPECT_EQ(fixed.peak_bytes, 1000000 + c);
   }
@@ -110,11 +110,11 @@ TEST(ChainSolver, FrontierIsWhereTheTimeChanges) {
   const std::vector<FrontierPoint> points = solver.frontier();
   EXPECT_TRUE(solver.frontier_is_exact());
   ASSERT_EQ(points.size(), expected.size());
-  EXPECT_EQ(solver.plan(37).peak_bytes, 35);  // no more than the time asks for
+  EXPECT_EQ(solver.schedule(37).peak_bytes, 35);  // no more than the time asks for
   for (std::size_t i = 0; i < points.size(); ++i) {
     EXPECT_EQ(points[i].budget_bytes, expected[i].first);
     EXPECT_EQ(points[i].time_ns, expected[i].second);
-    EXPECT_EQ(points[i].peak_bytes, solver.plan(points[i].budget_bytes).peak_bytes);
+    EXPECT_EQ(points[i].peak_bytes, solver.schedule(points[i].budget_bytes).peak_bytes);
   }
 }
 
@@ -128,7 +128,7 @@ std::int64_t knapsack(const std::vector<std::int64_t>& memory,
   for (std::size_t i = 0; i < memory.size(); ++i)
     chain.stages.push_back(
         stage(0, 0, total + 1, 0, {{0, value[i], 0, 0, 0}, {memory[i], 0, 0, 0, 0}}));
-  return total - ChainSolver(chain).plan(capacity).time_ns;
+  return total - ChainSolver(chain).schedule(capacity).time_ns;
 }
 
 TEST(ChainSolver, SolvesKnapsacks) {
@@ -154,7 +154,7 @@ TEST(ChainSolver, NeverSlowerWithMoreMemory) {
     const std::int64_t floor = solver.smallest_budget_bytes(), ample = solver.ample_budget_bytes();
     std::int64_t before = std::numeric_limits<std::int64_t>::max();
     for (std::int64_t budget = floor; budget <= ample + 1; ++budget) {
-      const Plan plan = solver.plan(budget);
+      const Schedule plan = solver.schedule(budget);
       EXPECT_LE(plan.time_ns, before);
       EXPECT_LE(plan.peak_bytes, budget);
       EXPECT_GE(plan.time_ns, solver.least_time_ns());
@@ -171,14 +171,14 @@ TEST(ChainSolver, FrontierAgreesWithSinglePlans) {
     std::map<std::int64_t, std::int64_t> expected;  // budget -> time, where it changes
     for (std::int64_t budget = solver.smallest_budget_bytes();
          budget <= solver.ample_budget_bytes(); ++budget) {
-      const std::int64_t time_ns = solver.plan(budget).time_ns;
+      const std::int64_t time_ns = solver.schedule(budget).time_ns;
       if (expected.empty() || time_ns < expected.rbegin()->second) expected[budget] = time_ns;
     }
     const std::vector<FrontierPoint> points = solver.frontier();
     ASSERT_EQ(points.size(), expected.size());
     for (const FrontierPoint& point : points) {
       EXPECT_EQ(expected[point.budget_bytes], point.time_ns);
-      EXPECT_EQ(solver.plan(point.budget_bytes).peak_bytes, point.peak_bytes);
+      EXPECT_EQ(solver.schedule(point.budget_bytes).peak_bytes, point.peak_bytes);
     }
   }
 }
@@ -204,8 +204,9 @@ TEST(ChainSolver, ScalingBytesChangesNothing) {
     ASSERT_EQ(small.smallest_budget_bytes() * factor, large.smallest_budget_bytes());
     for (std::int64_t budget = small.smallest_budget_bytes(); budget <= small.ample_budget_bytes();
          budget += 3) {
-      EXPECT_EQ(small.plan(budget).time_ns, large.plan(budget * factor).time_ns);
-      EXPECT_EQ(small.plan(budget).operations, large.plan(budget * factor + factor - 1).operations);
+      EXPECT_EQ(small.schedule(budget).time_ns, large.schedule(budget * factor).time_ns);
+      EXPECT_EQ(small.schedule(budget).operations,
+                large.schedule(budget * factor + factor - 1).operations);
     }
   }
 }
@@ -233,9 +234,9 @@ TEST(ChainSolver, PruningAndInterningChangeNothing) {
       const std::int64_t budget =
           fast.smallest_budget_bytes() +
           static_cast<std::int64_t>(random() % static_cast<std::uint64_t>(range));
-      const Plan plan = fast.plan(budget);
-      EXPECT_EQ(plan.time_ns, unpruned.plan(budget).time_ns);
-      EXPECT_EQ(plan.operations, plain.plan(budget).operations);
+      const Schedule plan = fast.schedule(budget);
+      EXPECT_EQ(plan.time_ns, unpruned.schedule(budget).time_ns);
+      EXPECT_EQ(plan.operations, plain.schedule(budget).operations);
     }
   }
 }
@@ -253,7 +254,7 @@ TEST(ChainSolver, AnotherOptionNeverHurts) {
     EXPECT_LE(after.smallest_budget_bytes(), before.smallest_budget_bytes());
     for (std::int64_t budget = before.smallest_budget_bytes();
          budget <= before.ample_budget_bytes(); budget += 2) {
-      EXPECT_LE(after.plan(budget).time_ns, before.plan(budget).time_ns);
+      EXPECT_LE(after.schedule(budget).time_ns, before.schedule(budget).time_ns);
     }
   }
 }
@@ -271,7 +272,7 @@ TEST(ChainSolver, RoundingIsBracketed) {
       const std::int64_t budget =
           exact.smallest_budget_bytes() +
           static_cast<std::int64_t>(random() % static_cast<std::uint64_t>(range));
-      const Plan best = exact.plan(budget), plan = rounded.plan(budget);
+      const Schedule best = exact.schedule(budget), plan = rounded.schedule(budget);
       ASSERT_EQ(best.certified_gap_ns, 0);
       EXPECT_LE(plan.peak_bytes, budget);
       EXPECT_GE(plan.time_ns, best.time_ns);
@@ -305,9 +306,9 @@ TEST(ChainSolver, OddTransientsLoseNothingWhereWhatIsKeptIsEven) {
     for (int k = 0; k < 6; ++k) {
       const std::int64_t budget =
           floor + static_cast<std::int64_t>(random() % static_cast<std::uint64_t>(range));
-      const Plan plan = slotted.plan(budget);
+      const Schedule plan = slotted.schedule(budget);
       EXPECT_EQ(plan.certified_gap_ns, 0);
-      EXPECT_EQ(plan.time_ns, bytewise.plan(budget).time_ns);
+      EXPECT_EQ(plan.time_ns, bytewise.schedule(budget).time_ns);
     }
   }
 }
@@ -323,7 +324,7 @@ TEST(ChainSolver, SurvivesTheLargestSizes) {
     ASSERT_LE(floor, ample);
     for (const std::int64_t budget :
          {floor, floor + (ample - floor) / 3, ample, std::numeric_limits<std::int64_t>::max()}) {
-      const Plan plan = solver.plan(budget);
+      const Schedule plan = solver.schedule(budget);
       EXPECT_LE(plan.peak_bytes, budget);
       EXPECT_GE(plan.certified_gap_ns, 0);
       EXPECT_GE(plan.time_ns, solver.least_time_ns());
@@ -337,8 +338,8 @@ TEST(ChainSolver, NeverSlowerThanAFixedPolicy) {
     ChainSolver solver(random_chain(random, {16, 3, 1, 30, 30}));
     for (const char* text :
          {"none", "every", "sqrt", "log", "segments=1", "revolve=1", "revolve=2", "revolve=3"}) {
-      const Plan fixed = plan_of_policy(solver.chain(), parse_policy(text));
-      EXPECT_LE(solver.plan(fixed.peak_bytes).time_ns, fixed.time_ns) << text;
+      const Schedule fixed = schedule_of_policy(solver.chain(), parse_policy(text));
+      EXPECT_LE(solver.schedule(fixed.peak_bytes).time_ns, fixed.time_ns) << text;
     }
   }
 }

@@ -66,10 +66,10 @@ TEST(DamagedChains, AreRefusedOrPlanned) {
       const std::int64_t budget =
           floor +
           static_cast<std::int64_t>(random() % static_cast<std::uint64_t>(ample - floor + 1));
-      const Plan plan = solver.plan(budget);
+      const Schedule plan = solver.schedule(budget);
       EXPECT_LE(plan.peak_bytes, budget);
-      const Plan fixed = plan_of_policy(solver.chain(), {PolicyKind::kEvery, 0});
-      const Plan ours = solver.plan(fixed.peak_bytes);
+      const Schedule fixed = schedule_of_policy(solver.chain(), {PolicyKind::kEvery, 0});
+      const Schedule ours = solver.schedule(fixed.peak_bytes);
       EXPECT_LE(ours.peak_bytes, fixed.peak_bytes);
       EXPECT_LE(ours.time_ns - ours.certified_gap_ns, fixed.time_ns);
       ++num_planned;

@@ -1,7 +1,7 @@
 #pragma once
 
 #include <headroom/config/chain_costs.h>
-#include <headroom/plan/plan.h>
+#include <headroom/plan/schedule.h>
 
 #include <algorithm>
 #include <cmath>

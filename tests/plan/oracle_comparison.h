@@ -30,7 +30,7 @@ inline void compare_with_oracle(std::mt19937_64& random, int num_chains,
           k == 0 ? floor
                  : floor + static_cast<std::int64_t>(random() %
                                                      static_cast<std::uint64_t>(ample - floor + 2));
-      const Plan plan = solver.plan(budget);
+      const Schedule plan = solver.schedule(budget);
       const Replay replay = simulate(chain, plan.operations);
       const Oracle::Cost followed = oracle.replay(plan.operations);
       ASSERT_EQ(plan.time_ns, oracle.solve(budget))

@@ -20,7 +20,7 @@ ChainCosts equal_stages(int n) {
 }
 
 std::int64_t extra_forwards(int n, const char* policy) {
-  return plan_of_policy(equal_stages(n), parse_policy(policy)).time_ns - 3 * n;
+  return schedule_of_policy(equal_stages(n), parse_policy(policy)).time_ns - 3 * n;
 }
 
 TEST(Policies, ParsesAndPrints) {
@@ -50,7 +50,7 @@ TEST(Policies, RecomputeWhatTheirNamesSay) {
 TEST(Policies, TradeMemoryForTime) {
   const ChainCosts chain = equal_stages(64);
   const auto peak = [&](const char* policy) {
-    return plan_of_policy(chain, parse_policy(policy)).peak_bytes;
+    return schedule_of_policy(chain, parse_policy(policy)).peak_bytes;
   };
   EXPECT_EQ(peak("none"), 64 * 3 + 1);
   EXPECT_LT(peak("every"), peak("none") / 2);
@@ -65,21 +65,21 @@ TEST(Policies, AreValidOnAnyChain) {
     const ChainCosts chain = testing::random_chain(random, {20, 3, 2, 50, 50});
     for (const char* text :
          {"none", "every", "segments=1", "sqrt", "log", "revolve=1", "revolve=3", "revolve=30"}) {
-      const Plan plan = plan_of_policy(chain, parse_policy(text));
+      const Schedule plan = schedule_of_policy(chain, parse_policy(text));
       EXPECT_EQ(simulate(chain, plan.operations).problem, "");
     }
     if (chain.stages.size() >= 3) {
       EXPECT_EQ(
-          simulate(chain, plan_of_policy(chain, parse_policy("segments=3")).operations).problem,
+          simulate(chain, schedule_of_policy(chain, parse_policy("segments=3")).operations).problem,
           "");
     } else {
-      EXPECT_THROW(plan_of_policy(chain, parse_policy("segments=3")), ConfigError);
+      EXPECT_THROW(schedule_of_policy(chain, parse_policy("segments=3")), ConfigError);
     }
   }
 }
 
 TEST(Policies, OptimalNeedsABudget) {
-  EXPECT_THROW(plan_of_policy(equal_stages(3), parse_policy("optimal")), std::invalid_argument);
+  EXPECT_THROW(schedule_of_policy(equal_stages(3), parse_policy("optimal")), std::invalid_argument);
 }
 
 }  // namespace

@@ -45,17 +45,18 @@ std::optional<std::int64_t> least_time(const PlanRequest& request) {
     for (const StaticChoice& choice : request.choices) {
       if (choice.max_accumulation_steps > 0 && steps > choice.max_accumulation_steps) continue;
       const std::int64_t largest = (request.num_samples + steps - 1) / steps;
-      const std::int64_t fixed = choice.bytes.total() + request.costs(largest, choice).input_bytes;
-      std::int64_t time = choice.optimizer_ns, update = fixed + choice.optimizer_transient_bytes;
-      for (const StageCosts& stage : request.costs(largest, choice).chain.stages)
-        update += stage.param_grad_bytes;
+      const MicroBatchCosts costs = *request.costs(largest, choice);
+      const std::int64_t fixed = choice.bytes.total() + costs.input_bytes;
+      std::int64_t time = choice.optimizer_ns,
+                   update = choice.bytes.total() + choice.optimizer_transient_bytes;
+      for (const StageCosts& stage : costs.chain.stages) update += stage.param_grad_bytes;
       bool fits = update <= request.budget_bytes;
       for (std::int64_t step = 0; step < steps && fits; ++step) {
         const std::int64_t size =
             request.num_samples / steps + (step < request.num_samples % steps ? 1 : 0);
-        ChainSolver solver(request.costs(size, choice).chain);
+        ChainSolver solver(request.costs(size, choice)->chain);
         fits = solver.smallest_budget_bytes() <= request.budget_bytes - fixed;
-        if (fits) time += solver.plan(request.budget_bytes - fixed).time_ns;
+        if (fits) time += solver.schedule(request.budget_bytes - fixed).time_ns;
       }
       if (fits && (!best || time < *best)) best = time;
     }
@@ -68,13 +69,14 @@ PlanRequest random_request(std::mt19937_64& random) {
   chain.input_grad_bytes = 0;
   PlanRequest request;
   request.num_samples = 1 + static_cast<std::int64_t>(random() % 12);
-  request.choices = {{"plain", {20, 10, 20, 1}, 40, 3, 0},
-                     {"lean", {20, 10, 2, 1}, 60, 5, 0},
-                     {"in backward", {20, 0, 20, 1}, 45, 0, 1}};
+  request.choices = {{GradientMode::kPreallocated, {20, 10, 20, 1}, 40, 3, 0},
+                     {GradientMode::kPreallocated, {20, 10, 2, 1}, 60, 5, 0},
+                     {GradientMode::kUpdatedInBackward, {20, 0, 20, 1}, 45, 0, 1}};
   request.costs = [chain](std::int64_t size, const StaticChoice& choice) {
     ChainCosts costs = times_batch(chain, size);
-    return MicroBatchCosts{choice.name == "in backward" ? with_update_in_backward(costs)
-                                                        : with_gradients_allocated(costs),
+    return MicroBatchCosts{choice.gradients == GradientMode::kUpdatedInBackward
+                               ? with_update_in_backward(costs)
+                               : with_gradients_allocated(costs),
                            2 * size};
   };
   return request;
@@ -92,7 +94,7 @@ TEST(MakePlan, EqualsTheSearchWithoutPruning) {
       continue;
     }
     ++num_fit;
-    const TrainingPlan plan = make_plan(request);
+    const BatchPlan plan = make_plan(request);
     EXPECT_EQ(plan.time_ns, *expected);
     EXPECT_EQ(plan.certified_gap_ns, 0);
     EXPECT_LE(plan.peak_bytes, request.budget_bytes);
@@ -112,8 +114,8 @@ TEST(MakePlan, TheFloorIsTheSmallestBudgetThatFits) {
   for (int i = 0; i < 200; ++i) {
     PlanRequest request = random_request(random);
     const BudgetFloor floor = find_floor(request);
-    const std::int64_t parts = floor.static_bytes.total() + floor.input_bytes +
-                               std::max(floor.stage_bytes, floor.update_bytes);
+    const std::int64_t parts = floor.static_bytes.total() +
+                               std::max(floor.input_bytes + floor.stage_bytes, floor.update_bytes);
     EXPECT_EQ(parts, floor.bytes);
     request.budget_bytes = floor.bytes;
     EXPECT_LE(make_plan(request).peak_bytes, floor.bytes);
@@ -127,7 +129,8 @@ PlanRequest gpt2_request(std::int64_t budget_bytes, std::int64_t num_samples) {
   request.budget_bytes = budget_bytes;
   request.num_samples = num_samples;
   const std::int64_t weights = std::int64_t{124439808} * 4;
-  request.choices = {{"adamw", {weights, weights, 2 * weights, 0}, 300000000, 0, 0}};
+  request.choices = {
+      {GradientMode::kPreallocated, {weights, weights, 2 * weights, 0}, 300000000, 0, 0}};
   request.costs = [](std::int64_t size, const StaticChoice&) {
     return MicroBatchCosts{with_gradients_allocated(testing::gpt2_chain(size)), size * 1024 * 16};
   };
@@ -137,16 +140,17 @@ PlanRequest gpt2_request(std::int64_t budget_bytes, std::int64_t num_samples) {
 TEST(MakePlan, MoreMemoryNeverSlowsAndTheSameRequestGivesTheSamePlan) {
   std::int64_t before = std::numeric_limits<std::int64_t>::max();
   for (const std::int64_t mib : {2400, 3000, 4000, 6000, 12000}) {
-    const TrainingPlan plan = make_plan(gpt2_request(mib * kMiB, 24));
+    const BatchPlan plan = make_plan(gpt2_request(mib * kMiB, 24));
     EXPECT_LE(plan.peak_bytes, mib * kMiB);
     EXPECT_LE(plan.time_ns - plan.certified_gap_ns, before);
     EXPECT_LE(plan.num_solved, plan.num_candidates);
     before = plan.time_ns;
-    const TrainingPlan again = make_plan(gpt2_request(mib * kMiB, 24));
+    const BatchPlan again = make_plan(gpt2_request(mib * kMiB, 24));
     ASSERT_EQ(again.micro_batches.size(), plan.micro_batches.size());
     for (std::size_t i = 0; i < plan.micro_batches.size(); ++i) {
       EXPECT_EQ(again.micro_batches[i].size, plan.micro_batches[i].size);
-      EXPECT_EQ(again.micro_batches[i].plan.operations, plan.micro_batches[i].plan.operations);
+      EXPECT_EQ(again.micro_batches[i].schedule.operations,
+                plan.micro_batches[i].schedule.operations);
     }
   }
 }
@@ -154,7 +158,7 @@ TEST(MakePlan, MoreMemoryNeverSlowsAndTheSameRequestGivesTheSamePlan) {
 TEST(MakePlan, SplitsUnevenBatchesInBalance) {
   PlanRequest request = gpt2_request(100000 * kMiB, 23);
   request.accumulation_steps = 4;
-  const TrainingPlan plan = make_plan(request);
+  const BatchPlan plan = make_plan(request);
   ASSERT_EQ(plan.micro_batches.size(), 2u);
   EXPECT_EQ(plan.micro_batches[0].size, 6);
   EXPECT_EQ(plan.micro_batches[0].count, 3);
@@ -169,15 +173,17 @@ TEST(MakePlan, SplitsUnevenBatchesInBalance) {
 TEST(MakePlan, UpdatesInsideBackwardOnlyWithOneMicroBatch) {
   PlanRequest request = gpt2_request(100000 * kMiB, 4);
   const std::int64_t weights = request.choices[0].bytes.weights;
-  request.choices.push_back({"in backward", {weights, 0, 2 * weights, 0}, 1000, 0, 1});
+  request.choices.push_back(
+      {GradientMode::kUpdatedInBackward, {weights, 0, 2 * weights, 0}, 1000, 0, 1});
   request.costs = [](std::int64_t size, const StaticChoice& choice) {
     const ChainCosts chain = testing::gpt2_chain(size);
     return MicroBatchCosts{choice.max_accumulation_steps == 1 ? with_update_in_backward(chain)
                                                               : with_gradients_allocated(chain),
                            0};
   };
-  TrainingPlan plan = make_plan(request);
+  BatchPlan plan = make_plan(request);
   EXPECT_EQ(plan.choice, 1u);
+  EXPECT_EQ(plan.gradients, GradientMode::kUpdatedInBackward);
   EXPECT_EQ(plan.accumulation_steps, 1);
   request.accumulation_steps = 2;
   EXPECT_EQ(make_plan(request).choice, 0u);
@@ -187,12 +193,54 @@ TEST(MakePlan, TheUpdateHasItsOwnPeak) {
   PlanRequest request = gpt2_request(1, 1);
   request.choices[0].optimizer_transient_bytes = 5000 * kMiB;
   const BudgetFloor floor = find_floor(request);
-  EXPECT_EQ(floor.bytes, floor.static_bytes.total() + floor.input_bytes + 5000 * kMiB);
+  EXPECT_EQ(floor.bytes, floor.static_bytes.total() + 5000 * kMiB) << "the inputs are gone by then";
   request.budget_bytes = floor.bytes;
-  const TrainingPlan plan = make_plan(request);
+  const BatchPlan plan = make_plan(request);
   EXPECT_EQ(plan.peaks.update_bytes, floor.bytes);
   EXPECT_LE(plan.peaks.backward_bytes, floor.bytes);
   EXPECT_GT(plan.peaks.forward_bytes, floor.static_bytes.total());
+}
+
+TEST(MakePlan, LeavesOutSizesThatAreKnownNotToFit) {
+  PlanRequest request = gpt2_request(100000 * kMiB, 24);
+  ASSERT_EQ(make_plan(request).largest().size, 24);
+  request.costs = [known = request.costs](std::int64_t size, const StaticChoice& choice) {
+    return size > 7 ? std::nullopt : known(size, choice);
+  };
+  EXPECT_EQ(make_plan(request).largest().size, 6) << "24 as 4 micro-batches";
+  request.micro_batch_size = 12;
+  EXPECT_THROW(make_plan(request), BudgetError);
+}
+
+TEST(MakePlan, NoScheduleHasAnOptionThatDoesNotFit) {
+  ChainCosts chain = testing::gpt2_chain(4);
+  for (StageCosts& stage : chain.stages) {
+    StageOption unfit = stage.options.front();
+    unfit.fits = false;  // and its numbers mean nothing
+    unfit.kept_bytes = unfit.forward_ns = unfit.backward_ns = 0;
+    stage.options.insert(stage.options.begin(), unfit);
+  }
+  ChainSolver solver(chain), plain(testing::gpt2_chain(4));
+  EXPECT_EQ(solver.smallest_budget_bytes(), plain.smallest_budget_bytes());
+  EXPECT_EQ(solver.ample_budget_bytes(), plain.ample_budget_bytes());
+  for (const std::int64_t budget : {solver.smallest_budget_bytes(), solver.ample_budget_bytes()}) {
+    const Schedule schedule = solver.schedule(budget);
+    for (const Operation& operation : schedule.operations)
+      if (operation.kind == OperationKind::kForwardKeep) EXPECT_GT(operation.option, 0);
+    EXPECT_EQ(schedule.time_ns, plain.schedule(budget).time_ns);
+  }
+}
+
+TEST(MakePolicyPlan, IsAsLargeAsItIs) {
+  PlanRequest request = gpt2_request(1, 10);
+  request.micro_batch_size = 4;
+  const BatchPlan plan = make_policy_plan(request, parse_policy("every"));
+  EXPECT_EQ(plan.accumulation_steps, 3);
+  EXPECT_EQ(plan.largest().size, 4);
+  EXPECT_EQ(plan.peak_bytes, plan.peaks.largest());
+  EXPECT_GT(plan.peak_bytes, request.choices[0].bytes.total());
+  request.costs = [](std::int64_t, const StaticChoice&) { return std::nullopt; };
+  EXPECT_THROW(make_policy_plan(request, parse_policy("every")), BudgetError);
 }
 
 TEST(MakePlan, SaysWhichFloorWasHitAndWhatWouldHelp) {
@@ -242,8 +290,8 @@ TEST(RealisticChains, NeverSlowerThanAFixedPolicyThatFits) {
     ChainSolver solver(chain);
     for (const char* text :
          {"none", "every", "segments=2", "segments=4", "sqrt", "log", "revolve=2", "revolve=4"}) {
-      const Plan fixed = plan_of_policy(chain, parse_policy(text));
-      const Plan plan = solver.plan(fixed.peak_bytes);
+      const Schedule fixed = schedule_of_policy(chain, parse_policy(text));
+      const Schedule plan = solver.schedule(fixed.peak_bytes);
       EXPECT_LE(plan.time_ns, fixed.time_ns) << text;
       EXPECT_LE(plan.peak_bytes, fixed.peak_bytes) << text;
     }

@@ -81,7 +81,7 @@ TEST(Simulate, NamesWhatAListLacks) {
     const Replay replay = simulate(two_stages(), operations);
     EXPECT_NE(replay.problem.find(expected), std::string::npos)
         << replay.problem << " instead of " << expected;
-    EXPECT_THROW(plan_from_operations(two_stages(), operations), std::logic_error);
+    EXPECT_THROW(schedule_from_operations(two_stages(), operations), std::logic_error);
   }
 }
 

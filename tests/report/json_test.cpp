@@ -1,3 +1,4 @@
+#include "core/output_file.h"
 #include "report/json.h"
 
 #include <headroom/core/error.h>

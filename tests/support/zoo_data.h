@@ -5,8 +5,8 @@
 #include <headroom/data/dataset.h>
 #include <headroom/model/zoo.h>
 
+#include <memory>
 #include <optional>
-#include "memory"
 
 namespace headroom::testing {
 

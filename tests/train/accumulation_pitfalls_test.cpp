@@ -249,7 +249,7 @@ TEST_F(TrainingPitfall, OptimizerInBackwardIsSilentlyWrong) {
   };
   const RunCase one{"mlp", "hidden=128,layers=8", 4, 4, "adamw"},
       two{"mlp", "hidden=128,layers=8", 4, 2, "adamw"};
-  EXPECT_TRUE(PreparedRun(one, arguments_for(one)).trainer->plan().update_in_backward);
+  EXPECT_TRUE(PreparedRun(one, arguments_for(one)).trainer->plan().updates_in_backward());
   EXPECT_THROW(PreparedRun(two, arguments_for(two)).trainer->train(), BudgetError);
 }
 

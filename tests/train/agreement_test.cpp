@@ -86,26 +86,32 @@ TEST(Agreement, APlanArrivesAsItWasMade) {
   RunPlan plan;
   plan.global_batch = 33;
   plan.num_ranks = 2;
-  plan.micro_batch = 9;
-  plan.num_micro_batches = 2;
   plan.is_predicted = true;
   plan.budget_bytes = 1000;
-  plan.predicted_peak_bytes = 999;
   plan.predicted_step_seconds = 0.1;
   plan.time_ratio = 1.1;
-  plan.operations_by_size[9] = {{OperationKind::kForwardStore, 1, 0, 1},
-                                {OperationKind::kForwardKeep, 2, 3, 0}};
-  plan.operations_by_size[8] = {{OperationKind::kFree, 7, 0, 0}};
+  plan.batch.gradients = GradientMode::kUnallocated;
+  plan.batch.accumulation_steps = 2;
+  plan.batch.peak_bytes = 999;
+  Schedule large, small;
+  large.operations = {{OperationKind::kForwardStore, 1, 0, 1},
+                      {OperationKind::kForwardKeep, 2, 3, 0}};
+  small.operations = {{OperationKind::kFree, 7, 0, 0}};
+  plan.batch.micro_batches = {{9, 1, large}, {8, 1, small}};
   const RunPlan arrived = unpack_plan(pack_plan(plan));
-  EXPECT_EQ(arrived.operations_by_size, plan.operations_by_size);
+  EXPECT_EQ(arrived.batch.operations_for(9), large.operations);
+  EXPECT_EQ(arrived.batch.operations_for(8), small.operations);
+  EXPECT_EQ(arrived.batch.operations_for(1), small.operations);
+  EXPECT_THROW(arrived.batch.operations_for(10), std::logic_error);
   EXPECT_EQ(arrived.global_batch, 33);
   EXPECT_EQ(arrived.num_ranks, 2);
-  EXPECT_EQ(arrived.micro_batch, 9);
-  EXPECT_EQ(arrived.num_micro_batches, 2);
+  EXPECT_EQ(arrived.micro_batch(), 9);
+  EXPECT_EQ(arrived.num_micro_batches(), 2);
   EXPECT_TRUE(arrived.is_predicted);
-  EXPECT_FALSE(arrived.update_in_backward);
+  EXPECT_FALSE(arrived.updates_in_backward());
+  EXPECT_EQ(arrived.batch.gradients, GradientMode::kUnallocated);
   EXPECT_EQ(arrived.budget_bytes, 1000);
-  EXPECT_EQ(arrived.predicted_peak_bytes, 999);
+  EXPECT_EQ(arrived.predicted_peak_bytes(), 999);
   EXPECT_EQ(arrived.predicted_step_seconds, 0.1);
   EXPECT_EQ(arrived.time_ratio, 1.1);
 }

@@ -16,10 +16,10 @@
 #include <algorithm>
 #include <filesystem>
 #include <functional>
+#include <memory>
 #include <string>
 #include <utility>
 #include <vector>
-#include "memory"
 
 namespace headroom {
 
@@ -136,9 +136,9 @@ inline BudgetRange budget_range(const RunCase& run, const TrainingArguments& amp
   const auto& owners = plan.bytes_by_owner;
   std::int64_t fixed =
       owners.at("weights") + owners.at("optimizer") + owners.at("inputs") + owners.at("other");
-  if (plan.num_micro_batches > 1) fixed += owners.at("gradients");
+  if (plan.num_micro_batches() > 1) fixed += owners.at("gradients");
   const ChainSolver solver(plan.costs);
-  const std::int64_t update = plan.peak_by_phase.at("update");
+  const std::int64_t update = plan.batch.peaks.update_bytes;
   return {std::max(fixed + solver.smallest_budget_bytes(), update),
           std::max(fixed + solver.ample_budget_bytes(), update)};
 }

@@ -73,6 +73,10 @@ INSTANTIATE_TEST_SUITE_P(
                 "adamw"},
         RunCase{"gpt", "n_layer=4,n_head=2,n_embd=32,block_size=32,vocab_size=64,dropout=0.1", 8, 8,
                 "adafactor"},
+        RunCase{"llama",
+                "num_hidden_layers=4,num_attention_heads=4,num_key_value_heads=2,hidden_size=32,"
+                "intermediate_size=88,max_position_embeddings=32,vocab_size=64",
+                8, 4, "adamw"},
         RunCase{"vit",
                 "num_hidden_layers=4,num_attention_heads=2,hidden_size=32,intermediate_size=64,"
                 "image_size=20,dropout=0.1",
@@ -125,7 +129,8 @@ TEST(Spilling, NeverHappensWithoutAFolder) {
       run, arguments_of(run, budget_range(run, folder.path()).floor_bytes, folder.path()));
   const RunPlan plan = prepared.trainer->plan();
   EXPECT_TRUE(plan.costs.boundary_formats.empty());
-  for (const Operation& operation : plan.schedule.operations) EXPECT_EQ(operation.format, 0);
+  for (const Operation& operation : plan.batch.largest().schedule.operations)
+    EXPECT_EQ(operation.format, 0);
 }
 
 TEST(UpdateInBackward, ServesABudgetThatNothingElseDoesWithTheSameWeights) {
@@ -142,7 +147,7 @@ TEST(UpdateInBackward, ServesABudgetThatNothingElseDoesWithTheSameWeights) {
     // Weights, optimizer and gradients alone are more than this.
     arguments.memory_budget_bytes = plain.num_parameters * 4 * 3 + gradients * 3 / 4;
     PreparedRun prepared(run, arguments);
-    EXPECT_TRUE(prepared.trainer->plan().update_in_backward);
+    EXPECT_TRUE(prepared.trainer->plan().updates_in_backward());
     const TrainResults results = prepared.trainer->train();
     EXPECT_EQ(results.weights_sha256, plain.weights_sha256) << run.model;
     EXPECT_LE(results.peak_memory_bytes, arguments.memory_budget_bytes);

@@ -81,6 +81,10 @@ INSTANTIATE_TEST_SUITE_P(
         RunCase{"resnet", "blocks=12,width=4,rows=10,columns=10", 8, 0, "adamw"},
         RunCase{"gpt", "n_layer=4,n_head=2,n_embd=32,block_size=32,vocab_size=64,dropout=0.1", 8, 0,
                 "adafactor"},
+        RunCase{"llama",
+                "num_hidden_layers=4,num_attention_heads=4,num_key_value_heads=2,hidden_size=32,"
+                "intermediate_size=88,max_position_embeddings=32,vocab_size=64",
+                8, 0, "adamw"},
         RunCase{"vit",
                 "num_hidden_layers=4,num_attention_heads=2,hidden_size=32,intermediate_size=64,"
                 "image_size=20,dropout=0.1",

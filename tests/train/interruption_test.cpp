@@ -151,7 +151,7 @@ TEST(Schedules, AnUpdateInsideBackwardIsForTheWindowsThatNeedIt) {
   arguments.memory_budget_bytes = owners.at("weights") + owners.at("optimizer") +
                                   owners.at("other") + owners.at("inputs") +
                                   owners.at("gradients") * 3 / 4;
-  ASSERT_TRUE(PreparedRun(run, arguments).trainer->plan().update_in_backward);
+  ASSERT_TRUE(PreparedRun(run, arguments).trainer->plan().updates_in_backward());
   arguments.global_batch_size = 0;
   arguments.gradient_accumulation_steps = "0:1,1:4";
   arguments.max_steps = -1;

@@ -157,7 +157,7 @@ TEST_F(Precision, LossScalingNeedsAllGradientsBeforeTheUpdate) {
     if (fp16) {
       EXPECT_THROW(prepared.trainer->plan(), BudgetError);
     } else {
-      EXPECT_TRUE(prepared.trainer->plan().update_in_backward);
+      EXPECT_TRUE(prepared.trainer->plan().updates_in_backward());
     }
   }
 }

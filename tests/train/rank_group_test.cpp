@@ -40,10 +40,10 @@ TEST(RankGroup, AllUseWhatRankZeroPlanned) {
     const RunPlan plan = group_of(comm).plan_together([&] {
       EXPECT_EQ(comm.rank(), 0);
       RunPlan made;
-      made.micro_batch = 5;
+      made.batch.micro_batches = {{5, 1, {}}};
       return made;
     });
-    found[static_cast<std::size_t>(comm.rank())] = plan.micro_batch;
+    found[static_cast<std::size_t>(comm.rank())] = plan.micro_batch();
   });
   EXPECT_FALSE(errors[0] || errors[1]);
   EXPECT_EQ(found, (std::vector<std::int64_t>{5, 5}));

@@ -589,7 +589,7 @@ TEST(RankFailure, NoPlanUpdatesInBackward) {
   arguments.memory_budget_bytes = owners.at("weights") + owners.at("optimizer") +
                                   owners.at("other") + owners.at("inputs") +
                                   owners.at("gradients") * 3 / 4;
-  EXPECT_TRUE(PreparedRun(run, arguments).trainer->plan().update_in_backward);
+  EXPECT_TRUE(PreparedRun(run, arguments).trainer->plan().updates_in_backward());
   arguments.nproc_per_node = 2;
   EXPECT_THROW(PreparedRun(run, arguments).trainer->plan(), BudgetError);
 }
@@ -600,8 +600,8 @@ TEST(RankFailure, AskingForRanksWithoutACommunicatorIsRefused) {
   arguments.nproc_per_node = 2;
   Trainer trainer(arguments, chain_of(make_plain_network(5)), make_data());
   EXPECT_THROW(trainer.train(), ConfigError);
-  EXPECT_EQ(trainer.plan().num_micro_batches, 1);
-  EXPECT_EQ(trainer.plan().micro_batch, 4) << "half of the global batch";
+  EXPECT_EQ(trainer.plan().num_micro_batches(), 1);
+  EXPECT_EQ(trainer.plan().micro_batch(), 4) << "half of the global batch";
 }
 
 }  // namespace

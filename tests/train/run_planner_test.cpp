@@ -39,7 +39,7 @@ TEST_F(RunPlannerTest, WithoutABudgetNothingIsMeasured) {
   planner.start({});
   EXPECT_EQ(num_loaded, 0);
   EXPECT_FALSE(planner.plan().is_predicted);
-  EXPECT_EQ(planner.plan().micro_batch, 8);
+  EXPECT_EQ(planner.plan().micro_batch(), 8);
   EXPECT_EQ(planner.num_plans(), 1);
 }
 
@@ -50,15 +50,16 @@ TEST_F(RunPlannerTest, EachSizeOfWindowHasAPlanOfItsOwnBeforeTheFirstUpdate) {
   RunPlanner planner(settings, chain_, *data_, ranks_);
   planner.start({});
   EXPECT_EQ(planner.num_plans(), 2);
-  EXPECT_EQ(planner.plan().num_micro_batches, 1);
-  const std::int64_t of_one = planner.plan().predicted_peak_bytes;
+  EXPECT_EQ(planner.plan().num_micro_batches(), 1);
+  const std::int64_t of_one = planner.plan().predicted_peak_bytes();
   planner.begin_window({range(0, 16), 16, 11});
-  EXPECT_EQ(planner.plan().num_micro_batches, 4);
-  EXPECT_EQ(planner.plan().micro_batch, 4);
+  EXPECT_EQ(planner.plan().num_micro_batches(), 4);
+  EXPECT_EQ(planner.plan().micro_batch(), 4);
   EXPECT_EQ(planner.num_plans(), 2) << "nothing is planned while it trains";
-  EXPECT_EQ(planner.predicted_peak_bytes(), std::max(of_one, planner.plan().predicted_peak_bytes));
+  EXPECT_EQ(planner.predicted_peak_bytes(),
+            std::max(of_one, planner.plan().predicted_peak_bytes()));
   planner.begin_window({range(0, 4), 4, 12});
-  EXPECT_EQ(planner.plan().num_micro_batches, 1);
+  EXPECT_EQ(planner.plan().num_micro_batches(), 1);
 }
 
 TEST_F(RunPlannerTest, ALaterWindowThatDoesNotFitIsFoundAtTheStart) {
@@ -106,7 +107,7 @@ TEST_F(RunPlannerTest, ARunThatGoesOnKeepsItsSplit) {
   saved.micro_batch_by_shape.begin()->second = 5;
   RunPlanner resumed(settings, chain_, *data_, ranks_);
   resumed.start(saved);
-  EXPECT_EQ(resumed.plan().micro_batch, 4) << "12 as 3 micro-batches of at most 5";
+  EXPECT_EQ(resumed.plan().micro_batch(), 4) << "12 as 3 micro-batches of at most 5";
 }
 
 TEST_F(RunPlannerTest, AfterMemoryRanOutThePlanFitsTheCap) {

@@ -19,7 +19,7 @@ class RunWriterTest : public ::testing::Test {
   // One update and an evaluation, as a run would report them.
   void write_a_run(RunWriter& writer) const {
     RunPlan plan;
-    plan.micro_batch = 3;
+    plan.batch.micro_batches = {{3, 1, {}}};
     writer.describe(plan);
     writer.start(4, 5);
     writer.start_update(plan);

@@ -13,11 +13,11 @@
 #include <nlohmann/json.hpp>
 
 #include <functional>
+#include <memory>
 #include <sstream>
 #include <string>
 #include <utility>
 #include <vector>
-#include "memory"
 
 namespace headroom::testing {
 

@@ -16,8 +16,9 @@ using namespace headroom::testing;
 class FixedPlans final : public WindowPlans {
  public:
   FixedPlans(const Chain& chain, std::int64_t micro_batch) {
-    plan_.micro_batch = micro_batch;
-    plan_.operations_by_size[micro_batch] = keep_everything(chain.size());
+    Schedule schedule;
+    schedule.operations = keep_everything(chain.size());
+    plan_.batch.micro_batches = {{micro_batch, 1, schedule}};
   }
   void begin_window(const Window&) override { ++num_windows; }
   const RunPlan& plan() const override { return plan_; }

@@ -9,8 +9,8 @@
 #include <algorithm>
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <utility>
-#include "memory"
 
 namespace headroom {
 

@@ -5,9 +5,9 @@
 #include <chrono>
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <string>
 #include <vector>
-#include "memory"
 
 namespace headroom {
 

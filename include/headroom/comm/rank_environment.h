@@ -4,10 +4,10 @@
 
 #include <chrono>
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <utility>
 #include <vector>
-#include "memory"
 
 namespace headroom {
 
@@ -20,14 +20,15 @@ struct RankEnvironment {
   std::int64_t port = 0;
   bool has_store =
       false;  ///< whoever started the ranks serves the meeting place; otherwise rank 0 does
+  std::string store_file;    ///< where ranks of one machine meet instead; empty: at the address
   std::string store_prefix;  ///< keeps ranks that were started again apart from those before
 
   bool is_given = false;  ///< false: no variable is set, and this is the only rank
 
   /// Reads RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT, and where they are set LOCAL_RANK and
   /// LOCAL_WORLD_SIZE (without it, all ranks are taken to be here when they meet on the loopback
-  /// address). Throws ConfigError, naming the variables, when they are incomplete or contradict
-  /// each other.
+  /// address). HEADROOM_RENDEZVOUS_FILE takes the place of MASTER_ADDR and MASTER_PORT. Throws
+  /// ConfigError, naming the variables, when they are incomplete or contradict each other.
   static RankEnvironment read();
 
   /// The variables that make a process this rank.
@@ -40,7 +41,8 @@ struct RankEnvironment {
 std::unique_ptr<Communicator> join_ranks(const RankEnvironment& environment,
                                          std::chrono::milliseconds timeout);
 
-/// Where ranks meet, on a free port of this machine, for as long as the object lives.
+/// Where the ranks of one machine meet, for as long as the object lives: a file in a folder that is
+/// this user's alone. No port is opened for it; ranks then talk over the loopback address.
 class RendezvousStore {
  public:
   /// Throws CommError when it cannot be opened, and ConfigError when this LibTorch cannot do that.

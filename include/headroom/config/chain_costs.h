@@ -21,6 +21,8 @@ struct StageOption {
   std::int64_t forward_transient_bytes = 0;  ///< above input + kept_bytes, during forward
   std::int64_t backward_transient_bytes =
       0;  ///< above input + kept_bytes + both gradients, during backward
+  bool fits =
+      true;  ///< false: it was found not to fit, its numbers mean nothing, and no plan has it
 };
 
 /// What one stage costs for one micro-batch.

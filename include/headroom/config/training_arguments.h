@@ -1,7 +1,6 @@
 #pragma once
 
 #include <cstdint>
-#include <functional>
 #include <set>
 #include <string>
 #include <vector>
@@ -37,7 +36,7 @@ struct TrainingArguments {
       "auto";  ///< auto: what is faster here; autocast: compute in half precision; keep: keep in it
 
   // Optimization.
-  std::string optim = "adamw";
+  std::string optim = "adamw";  ///< one of optimizer_names()
   double learning_rate = 5e-5;
   double weight_decay = 0.0;
   double adam_beta1 = 0.9;
@@ -89,20 +88,6 @@ struct TrainingArguments {
   }
 };
 
-/// One flag, which is also one key of a configuration file.
-struct ArgumentField {
-  std::string name;
-  std::string help;
-  bool value_is_optional = false;  ///< the flag may stand alone; then it means `value_when_alone`
-  std::string value_when_alone;
-  std::function<void(TrainingArguments&, const std::string&)>
-      set;  ///< throws ConfigError when the text does not fit
-  std::function<std::string(const TrainingArguments&)> get;
-};
-
-/// Every flag, in the order of --help.
-const std::vector<ArgumentField>& argument_fields();
-
 /// Sets one argument by name. Throws ConfigError, naming the nearest name, when there is none such.
 void set_argument(TrainingArguments& arguments, const std::string& name, const std::string& value);
 
@@ -112,11 +97,8 @@ void set_argument(TrainingArguments& arguments, const std::string& name, const s
 std::vector<std::string> apply_config_file(TrainingArguments& arguments, const std::string& path,
                                            const std::set<std::string>& given_on_command_line);
 
-/// Checks every value and every combination of values. `given` are the names that the user set.
-/// Throws ConfigError.
+/// Checks every value against its range and every combination of values. `given` are the names that
+/// the user set. Throws ConfigError with the value and what is allowed.
 void validate(const TrainingArguments& arguments, const std::set<std::string>& given);
-
-/// Of `names`, the one with the fewest edits from `word`.
-std::string nearest_name(const std::string& word, const std::vector<std::string>& names);
 
 }  // namespace headroom

@@ -3,8 +3,8 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <memory>
 #include <vector>
-#include "memory"
 
 namespace headroom {
 

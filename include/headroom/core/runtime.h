@@ -6,6 +6,12 @@
 
 namespace headroom {
 
+// A program that links this library changes two things while it is loaded, before main(): an
+// OpenBLAS that does not know the CPU is told the kernels that the CPU can run, and the environment
+// variable ONEDNN_MAX_CPU_ISA is set to AVX512_CORE_BF16 where it is not set, because oneDNN's
+// products with AMX end the program in some versions. OPENBLAS_CORETYPE and ONEDNN_MAX_CPU_ISA in
+// the environment decide instead; HEADROOM_TUNE_LIBRARIES=0 switches both off.
+
 /// What the process runs on, as `headroom info` shows it.
 struct RuntimeInfo {
   std::string headroom_version;

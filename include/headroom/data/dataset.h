@@ -5,9 +5,9 @@
 #include <c10/util/ArrayRef.h>
 
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <string>
-#include "memory"
 
 namespace headroom {
 

@@ -86,12 +86,14 @@ class GradientAccumulator {
   /// Runs backward from the loss of one micro-batch with `items` items; at the end of the window
   /// updates. Returns whether this call updated: false inside a window, when the update was
   /// skipped, and when the window had no items. With 0 items the micro-batch counts as a step of
-  /// the window but its loss is not looked at. Throws ConfigError, leaving everything as it was,
-  /// for negative items or a loss that is not one number. Throws Error when a parameter changed
-  /// inside the window (an optimizer that steps in backward cannot accumulate), when no parameter
-  /// received a gradient, or, with NonFinitePolicy::kError, when the gradient is not finite. After
-  /// any exception out of backward() or flush() but ConfigError the window is unusable until
-  /// discard(); an exception out of the optimizer's step() may leave parameters half updated.
+  /// the window, and its loss is not read.
+  /// - Throws ConfigError, with everything unchanged, for negative items or a loss that is not one
+  ///   number.
+  /// - Throws Error when a parameter changed inside the window (an optimizer that steps in backward
+  ///   cannot accumulate), when no parameter received a gradient, or, with NonFinitePolicy::kError,
+  ///   when the gradient is not finite.
+  /// - After any exception other than ConfigError the window is unusable until discard(); an
+  ///   exception out of the optimizer's step() may leave parameters half updated.
   bool backward(const at::Tensor& loss, std::int64_t items);
 
   /// Ends the window with the micro-batches that it has, weighted by their items; does nothing when

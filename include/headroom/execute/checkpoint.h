@@ -9,13 +9,13 @@
 #include <torch/nn/pimpl.h>
 
 #include <functional>
+#include <memory>
 #include <optional>
 #include <string>
 #include <tuple>
 #include <typeinfo>
 #include <utility>
 #include <vector>
-#include "memory"
 
 namespace headroom {
 
@@ -109,23 +109,20 @@ decltype(auto) pass_as(KeptArg& kept) {
 /// as the graph: what fn captures by reference must live until backward is done.
 ///
 /// - Works with backward, autograd::grad, retain_graph, create_graph (double backward), nested
-/// checkpoints, KeepAs scopes on the inside
-///   and on the outside, and with inputs of which none requires grad. Without grad mode it is a
-///   plain call.
+///   checkpoints, KeepAs scopes inside and outside, and with inputs of which none requires grad.
+///   Without grad mode it is a plain call.
 /// - The recomputation stops as soon as the last tensor that is still needed is there; each is
-/// freed when it has been used.
-/// - Restored for it: random state of the default generators (not that of a generator that fn holds
-/// itself), autocast state, and the
-///   training flags of fn's submodules when fn is a module.
-/// - It leaves no trace: what it writes in place to tensors that are older than itself and do not
-/// require grad (running statistics of
-///   batch and instance norm, counters) is undone. Writes by out= functions or through raw pointers
-///   are not seen. State that also changes fn's result from call to call (spectral norm) is not
-///   rewound: `check_values` finds such.
-/// - Throws CheckpointError out of backward when an input or a parameter was changed in place
-/// since, or when the recomputation saves
-///   tensors of other shapes or dtypes, or fewer of them. Whatever fn throws in the recomputation
-///   leaves backward unchanged in type.
+///   freed when it has been used.
+/// - The recomputation has the random state of the default generators (not that of a generator that
+///   fn holds itself), the autocast state and, when fn is a module, the training flags of its
+///   submodules from the first call.
+/// - The recomputation leaves no trace: what it writes in place to tensors that are older than
+///   itself and do not require grad (running statistics of batch and instance norm, counters) is
+///   undone. Writes by out= functions or through raw pointers are not seen. State that also changes
+///   fn's result from call to call (spectral norm) is not rewound: `check_values` finds such.
+/// - Backward throws CheckpointError when an input or a parameter was changed in place after
+///   forward, or when the recomputation saves fewer tensors, or tensors of other shapes or dtypes.
+///   What fn throws in the recomputation leaves backward unchanged in type.
 ///
 /// Installs the MemoryMeter, by which it tells old tensors from new ones.
 template <typename Fn, typename... Args>

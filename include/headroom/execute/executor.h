@@ -3,14 +3,14 @@
 #include <headroom/core/micro_batch.h>
 #include <headroom/execute/keep_as.h>
 #include <headroom/model/chain.h>
-#include <headroom/plan/plan.h>
+#include <headroom/plan/schedule.h>
 
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
-#include "memory"
 
 namespace headroom {
 

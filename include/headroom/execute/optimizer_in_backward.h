@@ -3,8 +3,8 @@
 #include <headroom/optim/optimizer.h>
 
 #include <cstdint>
+#include <memory>
 #include <string>
-#include "memory"
 
 namespace headroom {
 

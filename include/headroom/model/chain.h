@@ -6,10 +6,10 @@
 
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <string>
 #include <utility>
 #include <vector>
-#include "memory"
 
 namespace torch::nn {
 class Module;

@@ -49,16 +49,4 @@ Chain make_gpt(const GptConfig& config);
 /// (Hugging Face's Conv1D has them transposed).
 std::string gpt2_parameter_name(const std::string& chain_name);
 
-struct GenerateOptions {
-  std::int64_t num_tokens = 100;
-  double temperature = 1.0;  ///< 0: always the likeliest token
-  std::int64_t top_k = 0;    ///< draw among the k likeliest; 0: among all
-  std::uint64_t seed = 0;
-};
-/// Continues `prompt` (at least one token) by num_tokens tokens, and returns those alone.
-/// LibTorch's random state and the training mode of the chain stay as they are. Throws ConfigError
-/// when the chain was not made by make_gpt.
-std::vector<std::int64_t> generate(const Chain& chain, const std::vector<std::int64_t>& prompt,
-                                   const GenerateOptions& options = {});
-
 }  // namespace headroom

@@ -3,8 +3,28 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <optional>
 
 namespace headroom {
+
+/// How the frequencies of rotary positions are stretched for texts longer than a model was first
+/// trained on, as Llama 3.1 does it: wavelengths above original_length / low_frequency_factor are
+/// made `factor` times as long, those below original_length / high_frequency_factor stay, and
+/// between the two it goes over smoothly.
+struct RotaryScaling {
+  double factor = 8.0;
+  double low_frequency_factor = 1.0;
+  double high_frequency_factor = 4.0;
+  std::int64_t original_length = 8192;
+};
+
+/// Rotary positions: channels j and j + D / 2 of every query and key of position t are turned
+/// together by the angle t * theta^(-2j / D), after their bias. (Hugging Face's order of channels;
+/// angles are rounded to float as there.)
+struct RotaryOptions {
+  double theta = 10000.0;
+  std::optional<RotaryScaling> scaling;
+};
 
 struct AttentionOptions {
   bool causal = false;     ///< position t sees positions 0..t only
@@ -12,18 +32,21 @@ struct AttentionOptions {
   at::Tensor key_lengths;  ///< (B) integers: the first key_lengths[b] keys may be seen; instead of
                            ///< key_mask
   double dropout_p = 0.0;  ///< of the attention weights; give 0 when not training
+  std::optional<std::int64_t> num_kv_heads;  ///< heads of keys and values, each shared by an equal
+                                             ///< number of heads of queries; absent: as many
+  std::optional<RotaryOptions> rotary;       ///< absent: positions are not turned
 };
 
-/// Multi-head scaled dot-product attention. qkv is (B, T, 3C) as one linear layer makes it:
-/// queries, keys, values, each C = num_heads x D. Returns (B, T, C). A query that may see no key
-/// gives 0.
+/// Multi-head scaled dot-product attention. qkv is (B, T, (H + 2 K) D) as one linear layer makes
+/// it: H = num_heads queries, K keys, K values, each of size D; K is options.num_kv_heads, or H.
+/// Returns (B, T, H D). A query that may see no key gives 0.
 ///
 /// On the CPU in float, no T x T matrix exists in forward or backward: autograd keeps qkv, the
-/// output and two floats per query and head; tiles without a visible key are skipped. Values and
-/// gradients do not depend on the number of threads. Dropout decisions come from one number drawn
-/// from LibTorch's default CPU generator per call, and are made again in backward instead of being
-/// kept. Other types and devices take LibTorch's own operations. Throws ConfigError when the sizes
-/// do not fit.
+/// output and two floats per query and head; tiles without a visible key are skipped. Threads share
+/// the B K heads of keys. Values and gradients do not depend on the number of threads. Dropout
+/// decisions come from one number drawn from LibTorch's default CPU generator per call, and are
+/// made again in backward instead of being kept. Other types and devices take LibTorch's own
+/// operations. Throws ConfigError when the sizes do not fit.
 at::Tensor attention(const at::Tensor& qkv, std::int64_t num_heads,
                      const AttentionOptions& options = {});
 

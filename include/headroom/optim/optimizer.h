@@ -5,11 +5,11 @@
 #include <torch/types.h>
 
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <tuple>
 #include <type_traits>
 #include <vector>
-#include "memory"
 
 namespace headroom {
 

@@ -1,10 +1,10 @@
 #pragma once
 
-#include <headroom/plan/plan.h>
+#include <headroom/plan/schedule.h>
 
 #include <cstdint>
+#include <memory>
 #include <vector>
-#include "memory"
 
 namespace headroom {
 
@@ -44,9 +44,9 @@ class ChainSolver {
   /// The time there: no schedule takes less.
   std::int64_t least_time_ns() const;
 
-  /// The fastest plan inside the budget; its peak is checked in exact bytes. A table once built
+  /// The fastest schedule inside the budget; its peak is checked in exact bytes. A table once built
   /// serves all later budgets that it covers. Throws BudgetError below smallest_budget_bytes().
-  Plan plan(std::int64_t budget_bytes);
+  Schedule schedule(std::int64_t budget_bytes);
 
   /// Every budget at which the time changes, from the smallest that fits to the one from which on
   /// nothing is gained. Exact when frontier_is_exact(); otherwise each point is a real plan, but a

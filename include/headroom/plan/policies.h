@@ -1,6 +1,6 @@
 #pragma once
 
-#include <headroom/plan/plan.h>
+#include <headroom/plan/schedule.h>
 
 #include <string>
 #include <string_view>
@@ -33,6 +33,6 @@ Policy parse_policy(std::string_view text);
 /// The plan of a fixed policy, with the first option of each stage and boundaries held as they are.
 /// It knows no budget: compare its peak_bytes. Throws ConfigError when the policy does not suit the
 /// chain (more segments than stages) and std::invalid_argument for kOptimal, which needs one.
-Plan plan_of_policy(const ChainCosts& chain, const Policy& policy);
+Schedule schedule_of_policy(const ChainCosts& chain, const Policy& policy);
 
 }  // namespace headroom

@@ -1,7 +1,7 @@
 #pragma once
 
 #include <headroom/config/chain_costs.h>
-#include <headroom/plan/plan.h>
+#include <headroom/plan/search.h>
 
 #include <cstdint>
 #include <map>
@@ -13,29 +13,20 @@ namespace headroom {
 
 class Json;
 
-/// How a run is trained: the split of each rank's share of the global batch, the operations of each
-/// micro-batch, and what they are predicted to cost.
+/// What a run uses: the batch plan of each rank, and what it is predicted to cost.
 struct RunPlan {
   std::int64_t global_batch = 1;  ///< over all ranks
   std::int64_t num_ranks = 1;
-  std::int64_t micro_batch = 1;        ///< the largest of the micro-batches
-  std::int64_t num_micro_batches = 1;  ///< of the largest share of a full window
-  std::map<std::int64_t, std::vector<Operation>> operations_by_size;
-
-  bool update_in_backward =
-      false;  ///< each parameter is updated, and its gradient freed, as soon as it is complete
+  BatchPlan batch;  ///< of the largest share of a full window
 
   bool is_predicted =
       false;  ///< false: nothing was asked for that needs a prediction, and what follows is empty
   std::int64_t budget_bytes = 0;
-  std::int64_t predicted_peak_bytes = 0;
   double predicted_step_seconds = 0.0;
   std::map<std::string, std::int64_t>
       bytes_by_owner;  ///< weights, gradients, optimizer, inputs, activations, other
-  std::map<std::string, std::int64_t> peak_by_phase;  ///< forward, backward, update
   std::string policy;
-  Plan schedule;                                       ///< of the largest micro-batch
-  ChainCosts costs;                                    ///< that it was made for
+  ChainCosts costs;                                    ///< of the largest micro-batch
   std::vector<std::vector<std::string>> option_names;  ///< by stage
   double profile_seconds = 0.0;
   /// Times in training over times of stages that are measured one by one; already part of
@@ -56,8 +47,11 @@ struct RunPlan {
   /// in by Trainer::plan().
   std::vector<std::pair<std::string, std::int64_t>> optimizer_state_bytes;
 
-  /// What to do with a micro-batch of `num_samples`, which is at most micro_batch.
-  const std::vector<Operation>& operations_for(std::int64_t num_samples) const;
+  std::int64_t micro_batch() const { return batch.largest().size; }
+  std::int64_t num_micro_batches() const { return batch.accumulation_steps; }
+  std::int64_t predicted_peak_bytes() const { return batch.peak_bytes; }
+  /// Each parameter is updated, and its gradient freed, as soon as it is complete.
+  bool updates_in_backward() const { return batch.gradients == GradientMode::kUpdatedInBackward; }
 };
 
 Json to_json(const RunPlan& plan);

@@ -36,8 +36,8 @@ class Trainer {
   Trainer& operator=(const Trainer&) = delete;
 
   /// Runs the whole training. Throws BudgetError before anything is trained when the budget cannot
-  /// be met, DataError before it when the evaluation data does not fit the model, and CommError when
-  /// another rank was lost. An error in the middle of a run (a bad sample, no memory) leaves a
+  /// be met, DataError before it when the evaluation data does not fit the model, and CommError
+  /// when another rank was lost. An error in the middle of a run (a bad sample, no memory) leaves a
   /// snapshot of the last good state, and its message says where. Results are written before the
   /// final evaluation.
   TrainResults train();

@@ -9,12 +9,12 @@
 
 namespace headroom {
 
-/// What one step of a plan does. In the words below a_0 is the chain's input and a_l the output of
-/// stage l (a *boundary*); stages count from 1. Three things can hold a boundary: the chain itself
-/// (a_0, for ever), a kept stage (a_l is part of what stage l keeps), or a slot of its own (stored,
-/// in some format). A boundary that nothing holds yet is the *head*: the output of the forward
-/// before, alive until the next operation takes it. There is at most one head, and the operation
-/// after it runs the stage that reads it.
+/// What one step of a schedule does. In the words below a_0 is the chain's input and a_l the output
+/// of stage l (a *boundary*); stages count from 1. Three things can hold a boundary: the chain
+/// itself (a_0, for ever), a kept stage (a_l is part of what stage l keeps), or a slot of its own
+/// (stored, in some format). A boundary that nothing holds yet is the *head*: the output of the
+/// forward before, alive until the next operation takes it. There is at most one head, and the
+/// operation after it runs the stage that reads it.
 enum class OperationKind {
   /// Runs stage l forward without autograd, keeping nothing: reads a_{l-1}, makes a_l the head. If
   /// a_{l-1} was the head it is dropped
@@ -66,7 +66,7 @@ struct OperationBytes {
 };
 
 /// A schedule for one micro-batch, and what it is predicted to cost.
-struct Plan {
+struct Schedule {
   std::vector<Operation> operations;
   std::int64_t time_ns = 0;
   std::int64_t peak_bytes = 0;

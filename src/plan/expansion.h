@@ -1,6 +1,6 @@
 #pragma once
 
-#include <headroom/plan/plan.h>
+#include <headroom/plan/schedule.h>
 
 #include <cstdint>
 #include <functional>

@@ -1,0 +1,51 @@
+#include <headroom/config/training_arguments.h>
+
+#include <headroom/core/error.h>
+#include "config/argument_fields.h"
+#include "core/input_file.h"
+#include "core/nearest_name.h"
+
+#include <fmt/format.h>
+#include <nlohmann/json.hpp>
+
+#include <algorithm>
+
+namespace headroom {
+
+void set_argument(TrainingArguments& arguments, const std::string& name, const std::string& value) {
+  const auto& fields = argument_fields();
+  const auto found = std::find_if(fields.begin(), fields.end(),
+                                  [&](const ArgumentField& field) { return field.name == name; });
+  if (found == fields.end()) {
+    std::vector<std::string> names;
+    names.reserve(fields.size());
+    for (const ArgumentField& field : fields) names.push_back(field.name);
+    throw ConfigError(
+        fmt::format("unknown key '{}'; did you mean '{}'?", name, nearest_name(name, names)));
+  }
+  found->set(arguments, value);
+}
+
+std::vector<std::string> apply_config_file(TrainingArguments& arguments, const std::string& path,
+                                           const std::set<std::string>& given_on_command_line) {
+  const nlohmann::json json = nlohmann::json::parse(read_json_text(path, throw_as<ConfigError>),
+                                                    nullptr, /*allow_exceptions=*/false);
+  if (json.is_discarded() || !json.is_object())
+    throw ConfigError(
+        fmt::format("configuration file '{}' is not a JSON object", shown_path(path)));
+  std::vector<std::string> keys;
+  for (const auto& [key, value] : json.items()) {
+    keys.push_back(key);
+    if (value.is_object() || value.is_array() || value.is_null()) {
+      throw ConfigError(fmt::format(
+          "configuration file '{}': the value of '{}' must be a text, a number or true/false",
+          shown_path(path), key));
+    }
+    TrainingArguments scratch = arguments;
+    TrainingArguments& target = given_on_command_line.count(key) != 0 ? scratch : arguments;
+    set_argument(target, key, value.is_string() ? value.get<std::string>() : value.dump());
+  }
+  return keys;
+}
+
+}  // namespace headroom

@@ -1,0 +1,63 @@
+#pragma once
+
+// The table of data formats. To add one: a file with its row, and a line in data_format.cpp.
+
+#include <headroom/core/model_input.h>
+#include <headroom/data/dataset.h>
+#include <headroom/data/tokens.h>
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+namespace headroom {
+
+/// Which data, and for which model.
+struct DataRequest {
+  std::string dataset;           ///< a name of the table, or a path
+  std::string tokenizer;         ///< a tokenizer's file for text; empty: a token is a byte
+  std::string model;             ///< its name, for messages
+  ModelInput input;              ///< what it reads
+  std::uint64_t seed = 0;        ///< of data that is made up
+  std::uint64_t order_seed = 0;  ///< of what is drawn from the data: crops, masks
+};
+
+struct OpenedData {
+  std::shared_ptr<const Dataset> train;
+  std::shared_ptr<const Dataset> eval;         ///< null where there is none
+  std::shared_ptr<const Tokenizer> tokenizer;  ///< of text; null for other data
+};
+
+/// One kind of data.
+struct DataFormat {
+  const char* help;                     ///< what is given as the dataset: "an IDX folder", say
+  const char* what;                     ///< what it is to a message: "holds images", say
+  std::vector<ModelInput::Kind> kinds;  ///< of the models that it serves
+  bool takes_tokenizer;
+  /// Whether this is the format of `dataset`. The first row that says so opens it.
+  bool (*recognises)(const std::string& dataset);
+  /// Throws DataError on data that cannot be read or does not fit the model, and ConfigError on
+  /// sizes of the model that do not fit the data.
+  OpenedData (*open)(const DataRequest& request);
+};
+
+/// Every format, in the order in which they are asked.
+const std::vector<DataFormat>& data_formats();
+
+/// The format of `dataset`. Throws DataError when there is no such file, folder or name.
+const DataFormat& format_of(const std::string& dataset);
+
+/// Opens the data. Throws DataError when its format does not serve the model.
+OpenedData open_data(const DataRequest& request);
+
+/// Which tokens are to be guessed; nothing for a model that guesses the next token.
+std::optional<Masking> masking_of(const ModelInput& input, std::int64_t mask_token,
+                                  std::uint64_t seed);
+
+DataFormat synthetic_format();
+DataFormat idx_format();
+DataFormat token_format();
+DataFormat text_format();
+
+}  // namespace headroom

@@ -1,0 +1,47 @@
+#include "data/data_format.h"
+
+#include <headroom/core/error.h>
+#include "core/input_file.h"
+
+#include <fmt/format.h>
+
+namespace headroom {
+namespace {
+
+constexpr const char* kFashionMnist = "fashion-mnist";
+constexpr const char* kFashionMnistFolder = "/usr/share/datasets/fashion-mnist";
+
+bool recognises(const std::string& dataset) {
+  return dataset == kFashionMnist || is_folder(dataset);
+}
+
+OpenedData open(const DataRequest& request) {
+  const std::string folder =
+      request.dataset == kFashionMnist ? kFashionMnistFolder : request.dataset;
+  const ModelInput& input = request.input;
+  OpenedData data{open_idx_images(folder, true, input.num_classes),
+                  open_idx_images(folder, false, input.num_classes), nullptr};
+  const at::Tensor image = data.train->load({0}).inputs.at(0);  // (1, C, rows, columns)
+  if (image.size(1) != input.channels || image.size(2) != input.rows ||
+      image.size(3) != input.columns) {
+    throw DataError(
+        fmt::format("model {} reads images of {}x{}x{}, but '{}' holds {}x{}x{}; set channels, "
+                    "rows and columns in --model_config",
+                    request.model, input.channels, input.rows, input.columns, folder, image.size(1),
+                    image.size(2), image.size(3)));
+  }
+  return data;
+}
+
+}  // namespace
+
+DataFormat idx_format() {
+  return {"fashion-mnist or an IDX folder",
+          "holds images",
+          {ModelInput::Kind::kImages},
+          false,
+          recognises,
+          open};
+}
+
+}  // namespace headroom

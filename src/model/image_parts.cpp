@@ -1,0 +1,38 @@
+#include "model/image_parts.h"
+
+namespace headroom {
+
+namespace nn = torch::nn;
+
+ConfigSetters image_setters(ImageConfig& config) {
+  return {{"channels", set_side(config.channels)},
+          {"rows", set_side(config.rows)},
+          {"columns", set_side(config.columns)},
+          {"classes", set_size(config.classes)}};
+}
+
+ModelInput image_input(const ImageConfig& config) {
+  ModelInput input;
+  input.channels = config.channels;
+  input.rows = config.rows;
+  input.columns = config.columns;
+  input.num_classes = config.classes;
+  return input;
+}
+
+ZooModel image_model(const nn::Sequential& network, const ImageConfig& config) {
+  return {Chain::from_sequential(network.ptr(), summed_cross_entropy, true), image_input(config)};
+}
+
+nn::Conv2d convolution(std::int64_t in, std::int64_t out, std::int64_t kernel, std::int64_t stride,
+                       bool bias) {
+  return nn::Conv2d(
+      nn::Conv2dOptions(in, out, kernel).stride(stride).padding(kernel / 2).bias(bias));
+}
+
+Layers pooled_classifier(std::int64_t width, std::int64_t num_classes) {
+  return Layers(nn::AdaptiveAvgPool2d(nn::AdaptiveAvgPool2dOptions(1)), nn::Flatten(),
+                nn::Linear(width, num_classes));
+}
+
+}  // namespace headroom

@@ -1,0 +1,148 @@
+// Runs that are killed at random moments, and ranks that are killed or stopped: what was saved is
+// enough to end with the weights of a run that nothing happened to.
+//
+// HEADROOM_TEST_SCALE makes the loops so many times longer: 16 is what docs/reliability.md reports.
+#include "apps/program.h"
+
+#include <gtest/gtest.h>
+#include <nlohmann/json.hpp>
+
+#include <sys/stat.h>
+
+#include <algorithm>
+#include <random>
+
+namespace headroom::testing {
+namespace {
+
+namespace fs = std::filesystem;
+
+int scaled(int count) {
+  const char* scale = std::getenv("HEADROOM_TEST_SCALE");
+  return count * std::max(1, scale == nullptr ? 1 : std::atoi(scale));
+}
+
+class Faults : public ::testing::Test {
+ protected:
+  std::vector<std::string> train(const std::string& output, int num_ranks, int max_steps = 60,
+                                 const std::vector<std::string>& more = {}) const {
+    std::vector<std::string> words = {"train",
+                                      "--model_config",
+                                      "hidden=64",
+                                      "--dataset",
+                                      "synthetic",
+                                      "--global_batch_size",
+                                      "32",
+                                      "--max_steps",
+                                      std::to_string(max_steps),
+                                      "--save_steps",
+                                      "1",
+                                      "--save_total_limit",
+                                      "2",
+                                      "--logging_steps",
+                                      "10",
+                                      "--disable_tqdm",
+                                      "--ddp_timeout",
+                                      "30",
+                                      "--nproc_per_node",
+                                      std::to_string(num_ranks),
+                                      "--output_dir",
+                                      folder_ / output};
+    words.insert(words.end(), more.begin(), more.end());
+    return words;
+  }
+
+  std::string hash_of(const std::string& output) const {
+    return nlohmann::json::parse(
+        read_file(folder_ / (output + "/train_results.json")))["weights_sha256"];
+  }
+
+  bool has_snapshot(const std::string& output) const {
+    if (!fs::exists(folder_ / output)) return false;
+    for (const auto& entry : fs::directory_iterator(folder_ / output)) {
+      if (entry.path().filename().string().rfind("snapshot-", 0) == 0) return true;
+    }
+    return false;
+  }
+
+  // Kills runs at random moments and resumes them, until one has ended by itself. Returns how many
+  // were killed.
+  int kill_until_done(const std::string& output, int num_ranks, int most) {
+    int num_killed = 0;
+    while (true) {
+      std::vector<std::string> words = train(output, num_ranks);
+      if (has_snapshot(output)) words.insert(words.end(), {"--resume_from_checkpoint", "last"});
+      const Program program(words, folder_);
+      if (num_killed < most) {
+        const auto until =
+            std::chrono::steady_clock::now() + std::chrono::milliseconds(300 + random_() % 1200);
+        program.interrupt_when(SIGKILL, [&] { return std::chrono::steady_clock::now() > until; });
+      }
+      const Outcome outcome = program.wait();
+      if (outcome.exit_code == -SIGKILL) {
+        ++num_killed;
+        continue;
+      }
+      EXPECT_EQ(outcome.exit_code, 0) << outcome.err;
+      return num_killed;
+    }
+  }
+
+  TemporaryFolder folder_;
+  std::mt19937_64 random_{20240601};
+};
+
+TEST_F(Faults, KilledRunsEndWithTheWeightsOfUndisturbedOnes) {
+  ASSERT_EQ(run_program(train("whole", 1), folder_).exit_code, 0);
+  int num_killed = 0;
+  for (int run = 0; num_killed < scaled(12) && run < scaled(12); ++run) {
+    const std::string output = "killed" + std::to_string(run);
+    num_killed += kill_until_done(output, 1, 6);
+    EXPECT_EQ(hash_of(output), hash_of("whole"));
+    for (const auto& entry : fs::directory_iterator(folder_ / output))
+      EXPECT_EQ(entry.path().filename().string().rfind(".snapshot", 0), std::string::npos)
+          << entry.path() << " is left over";
+  }
+  EXPECT_GE(num_killed, scaled(6));
+  RecordProperty("kills", num_killed);
+}
+
+TEST_F(Faults, KilledLaunchersAndTheirRanksToo) {
+  ASSERT_EQ(run_program(train("whole", 2), folder_).exit_code, 0);
+  const int num_killed = kill_until_done("killed", 2, scaled(3));
+  EXPECT_EQ(hash_of("killed"), hash_of("whole"));
+  RecordProperty("kills", num_killed);
+}
+
+TEST_F(Faults, TwoRunsInOneFolderAreRefused) {
+  const Program first(train("out", 1, 100000), folder_);
+  ASSERT_TRUE(first.interrupt_when(0, [&] { return has_snapshot("out"); }));
+  const Outcome second = run_program(train("out", 1), folder_);
+  EXPECT_EQ(second.exit_code, 2);
+  EXPECT_NE(second.err.find(std::to_string(first.process())), std::string::npos) << second.err;
+  ::kill(first.process(), SIGTERM);
+  EXPECT_EQ(first.wait().exit_code, 130);
+}
+
+// A disk that is full from some byte on: exit 0 with a warning, or 5, and never without the
+// snapshots that were there.
+TEST_F(Faults, AFullDiskLosesNoSnapshot) {
+  ASSERT_EQ(run_program(train("out", 1, 3), folder_).exit_code, 0);
+  for (int i = 0; i < scaled(3); ++i) {
+    const rlim_t size = 1000 + random_() % 600000;
+    const Outcome outcome =
+        Program(train("out", 1, 5, {"--resume_from_checkpoint", "last"}), folder_, {}, [size] {
+          const rlimit limit{size, size};
+          std::signal(SIGXFSZ, SIG_IGN);
+          ::setrlimit(RLIMIT_FSIZE, &limit);
+        }).wait();
+    EXPECT_TRUE(outcome.exit_code == 0 || outcome.exit_code == 2 || outcome.exit_code == 5)
+        << outcome.exit_code << " " << outcome.err;
+    EXPECT_TRUE(has_snapshot("out"));
+  }
+  EXPECT_EQ(
+      run_program(train("out", 1, 6, {"--resume_from_checkpoint", "last"}), folder_).exit_code, 0);
+}
+
+}  // namespace
+}  // namespace headroom::testing

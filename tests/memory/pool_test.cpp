@@ -1,0 +1,60 @@
+// What the pool takes from the system beside the budget.
+#include "memory/pool.h"
+
+#include <gtest/gtest.h>
+
+#include <sys/mman.h>
+#include <sys/resource.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <fstream>
+
+namespace headroom {
+namespace {
+
+constexpr std::size_t kMiB = std::size_t{1} << 20;
+
+std::size_t address_space_bytes() {
+  std::size_t pages = 0;
+  std::ifstream("/proc/self/statm") >> pages;
+  return pages * 4096;
+}
+
+// Calls `check` in a process that may take `left_bytes` of address space more than it has.
+template <typename Check>
+int exit_code_with(std::size_t left_bytes, const Check& check) {
+  const pid_t child = ::fork();
+  if (child == 0) {
+    const std::size_t most = address_space_bytes() + left_bytes;
+    const rlimit limit{most, most};
+    ::_exit(::setrlimit(RLIMIT_AS, &limit) == 0 ? check() : 100);
+  }
+  int status = 0;
+  ::waitpid(child, &status, 0);
+  return WIFEXITED(status) ? WEXITSTATUS(status) : 101;
+}
+
+TEST(Pool, LeavesAddressSpaceToOthersWhereItIsLimited) {
+  EXPECT_EQ(exit_code_with(1000 * kMiB,
+                           [] {
+                             Heap small(1024 * kMiB), large(64 * 1024 * kMiB);
+                             if (!small.allocate(1000) || !large.allocate(100 * kMiB)) return 1;
+                             void* others = ::mmap(nullptr, 200 * kMiB, PROT_READ,
+                                                   MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+                             if (others == MAP_FAILED) return 2;
+                             // More arenas as they are needed, and none that would take all.
+                             if (!large.allocate(200 * kMiB)) return 3;
+                             return large.allocate(900 * kMiB) ? 4 : 0;
+                           }),
+            0);
+}
+
+TEST(Pool, RefusesABlockThatNoMemoryOfThisMachineCanHold) {
+  Heap heap(64 * 1024 * kMiB);
+  EXPECT_EQ(heap.allocate(std::size_t{1} << 45), nullptr);  // 32 TiB of address space are granted
+  EXPECT_NE(heap.allocate(kMiB), nullptr);
+}
+
+}  // namespace
+}  // namespace headroom
