@@ -1,4 +1,5 @@
 #include "train/profile_book.h"
+#include "core/input_file.h"
 #include "core/output_file.h"
 
 #include <headroom/core/error.h>
@@ -15,7 +16,6 @@
 #include <algorithm>
 #include <chrono>
 #include <filesystem>
-#include <fstream>
 #include <iterator>
 #include <sstream>
 #include <utility>
@@ -188,14 +188,17 @@ ChainProfile ProfileBook::on_line(std::int64_t num_samples) const {
 }
 
 void ProfileBook::read_cache() {
-  std::ifstream index(fs::path(cache_folder_) / "index.txt");
-  std::string key;
-  if (!index || !std::getline(index, key) || key != cache_key_) return;
-  std::int64_t num_samples = 0;
-  std::int64_t input_bytes = 0;
-  std::int64_t load_ns = 0;
-  while (index >> num_samples >> input_bytes >> load_ns) {
-    try {
+  constexpr std::int64_t kMostBytes = 1 << 20;
+  const std::string path = (fs::path(cache_folder_) / "index.txt").string();
+  if (!path_exists(path)) return;
+  try {
+    std::istringstream index(InputFile(path).read_all(kMostBytes));
+    std::string key;
+    if (!std::getline(index, key) || key != cache_key_) return;
+    std::int64_t num_samples = 0;
+    std::int64_t input_bytes = 0;
+    std::int64_t load_ns = 0;
+    while (index >> num_samples >> input_bytes >> load_ns) {
       ChainProfile profile;
       profile.num_samples = num_samples;
       profile.input_bytes = input_bytes;
@@ -208,17 +211,26 @@ void ProfileBook::read_cache() {
         load_ns_[num_samples] = load_ns;
         measured_[num_samples] = std::move(profile);
       }
-    } catch (const Error& error) {
-      log_warning(fmt::format("the cached profile in {} is not usable and is made anew: {}",
-                              cache_folder_, error.what()));
-      measured_.clear();
-      return;
     }
+  } catch (const Error& error) {
+    log_warning(fmt::format("the cached profile in {} is not usable and is made anew: {}",
+                            shown_path(cache_folder_), error.what()));
+    measured_.clear();
   }
 }
 
+// A cache that cannot be written costs a later run some time, and this one nothing.
 void ProfileBook::save() const {
   if (cache_folder_.empty()) return;
+  try {
+    write_cache();
+  } catch (const std::exception& error) {
+    log_warning(fmt::format("the profile cannot be cached in {}: {}", shown_path(cache_folder_),
+                            error.what()));
+  }
+}
+
+void ProfileBook::write_cache() const {
   std::string index = cache_key_ + "\n";
   for (const auto& [size, profile] : measured_) {
     if (!profile.is_complete) continue;

@@ -56,6 +56,7 @@ class ProfileBook {
 
  private:
   void read_cache();
+  void write_cache() const;
   ChainProfile on_line(std::int64_t num_samples) const;
   /// Null where bytes cannot be counted, or were once found to differ from measured ones.
   const ChainProfile* counted(std::int64_t num_samples) const;

@@ -15,12 +15,17 @@
 #include <sys/resource.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cmath>
 #include <csignal>
 #include <filesystem>
+#include <map>
+#include <memory>
 #include <random>
+#include <set>
 #include <thread>
+#include <vector>
 
 namespace headroom::testing {
 namespace {
@@ -223,6 +228,7 @@ TEST_F(SnapshotTest, WrongContentsWithRightSumsAreRefused) {
     const std::size_t end = text.find('\n', begin) + 1;
     refused("position.txt", text.substr(0, begin) + text.substr(end));
     refused("position.txt", text.substr(0, begin) + field + " x\n" + text.substr(end));
+    if (std::string(field) == "loss_sum") continue;  // which may be negative
     refused("position.txt", text.substr(0, begin) + field + " -1\n" + text.substr(end));
   }
   refused("position.txt", text + "num_ranks 1\n");
