@@ -102,18 +102,24 @@ class Bert(nn.Module):
         self.cls.predictions.bias = nn.Parameter(torch.zeros(vocabulary))
         self.dropout = nn.Dropout(config.get("dropout", 0.0))
 
-    def forward(self, tokens, targets, positions, mask=None):
+    def encode(self, tokens, mask=None):
         parts = self.bert.embeddings
         x = parts.word_embeddings(tokens) + parts.position_embeddings(torch.arange(tokens.size(1)))
         x = x + parts.token_type_embeddings(torch.zeros_like(tokens))
-        x = self.bert.encoder(self.dropout(parts.LayerNorm(x)), mask)
+        return self.bert.encoder(self.dropout(parts.LayerNorm(x)), mask)
+
+    def logits(self, x):
+        head = self.cls.predictions
+        h = head.transform.LayerNorm(F.gelu(head.transform.dense(x)))
+        return F.linear(h, self.bert.embeddings.word_embeddings.weight, head.bias)
+
+    def forward(self, tokens, targets, positions, mask=None):
+        x = self.encode(tokens, mask)
         if self.all_logits:
             targets = torch.full_like(tokens, -100).scatter(1, positions, targets)
         else:
             x = x.gather(1, positions.unsqueeze(2).expand(-1, -1, x.size(2)))
-        head = self.cls.predictions
-        h = head.transform.LayerNorm(F.gelu(head.transform.dense(x)))
-        logits = F.linear(h, parts.word_embeddings.weight, head.bias)
+        logits = self.logits(x)
         return F.cross_entropy(logits.view(-1, logits.size(-1)), targets.reshape(-1))
 
 
@@ -122,21 +128,24 @@ class Vit(nn.Module):
 
     def __init__(self, config):
         super().__init__()
-        width, patch = config["hidden_size"], config["patch_size"]
+        width, patch, eps = config["hidden_size"], config["patch_size"], config.get("layer_norm_eps", 1e-6)
         num_patches = (config["rows"] // patch) * (config["columns"] // patch)
         embeddings = box(patch_embeddings=box(projection=nn.Conv2d(config["channels"], width, patch, patch)))
         embeddings.cls_token = nn.Parameter(torch.randn(1, 1, width) * 0.02)
         embeddings.position_embeddings = nn.Parameter(torch.randn(1, num_patches + 1, width) * 0.02)
-        self.vit = box(embeddings=embeddings, encoder=Encoder(config, post_norm=False, eps=1e-6), layernorm=nn.LayerNorm(width, eps=1e-6))
+        self.vit = box(embeddings=embeddings, encoder=Encoder(config, post_norm=False, eps=eps), layernorm=nn.LayerNorm(width, eps=eps))
         self.classifier = nn.Linear(width, config["classes"])
         self.dropout = nn.Dropout(config.get("dropout", 0.0))
 
-    def forward(self, images, targets):
+    def logits(self, images):
         parts = self.vit.embeddings
         x = parts.patch_embeddings.projection(images).flatten(2).transpose(1, 2)
         x = torch.cat([parts.cls_token.expand(x.size(0), -1, -1), x], dim=1) + parts.position_embeddings
         x = self.vit.layernorm(self.vit.encoder(self.dropout(x)))
-        return F.cross_entropy(self.classifier(x[:, 0]), targets)
+        return self.classifier(x[:, 0])
+
+    def forward(self, images, targets):
+        return F.cross_entropy(self.logits(images), targets)
 
 
 class ClipLayer(nn.Module):
@@ -145,7 +154,7 @@ class ClipLayer(nn.Module):
     def __init__(self, config, causal):
         super().__init__()
         width, hidden = config["hidden_size"], config["intermediate_size"]
-        self.num_heads, self.causal = config["num_attention_heads"], causal
+        self.num_heads, self.causal, self.quick = config["num_attention_heads"], causal, config.get("hidden_act") == "quick_gelu"
         self.self_attn = box(**{name: nn.Linear(width, width) for name in ("q_proj", "k_proj", "v_proj", "out_proj")})
         self.layer_norm1, self.layer_norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
         self.mlp = box(fc1=nn.Linear(width, hidden), fc2=nn.Linear(hidden, width))
@@ -158,11 +167,12 @@ class ClipLayer(nn.Module):
         if self.causal:
             scores = scores.masked_fill(torch.ones(T, T, dtype=torch.bool).triu(1), float("-inf"))
         x = x + parts.out_proj((F.softmax(scores, dim=-1) @ v).transpose(1, 2).reshape(B, T, C))
-        return x + self.mlp.fc2(F.gelu(self.mlp.fc1(self.layer_norm2(x))))
+        h = self.mlp.fc1(self.layer_norm2(x))
+        return x + self.mlp.fc2(h * torch.sigmoid(1.702 * h) if self.quick else F.gelu(h))
 
 
 class Clip(nn.Module):
-    """CLIPModel, with exact GELU."""
+    """CLIPModel, with exact GELU unless the towers' "hidden_act" is "quick_gelu"."""
 
     def __init__(self, config):
         super().__init__()
@@ -182,7 +192,7 @@ class Clip(nn.Module):
         self.text_projection = nn.Linear(text_width, config["projection_dim"], bias=False)
         self.logit_scale = nn.Parameter(torch.tensor(math.log(1 / 0.07)))
 
-    def forward(self, images, tokens, ends):
+    def logits(self, images, tokens, ends):
         part = self.vision_model
         x = part.embeddings.patch_embedding(images).flatten(2).transpose(1, 2)
         x = torch.cat([part.embeddings.class_embedding.expand(x.size(0), 1, -1), x], dim=1) + part.embeddings.position_embedding.weight
@@ -196,7 +206,11 @@ class Clip(nn.Module):
             x = layer(x)
         text = self.text_projection(part.final_layer_norm(x)[torch.arange(x.size(0)), ends])
         image, text = (part / part.norm(dim=-1, keepdim=True) for part in (image, text))
-        logits, matches = image @ text.t() * self.logit_scale.exp(), torch.arange(image.size(0))
+        return image @ text.t() * self.logit_scale.exp()
+
+    def forward(self, images, tokens, ends):
+        logits = self.logits(images, tokens, ends)
+        matches = torch.arange(logits.size(0))
         return (F.cross_entropy(logits, matches) + F.cross_entropy(logits.t(), matches)) / 2
 
 

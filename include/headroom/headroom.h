@@ -30,6 +30,8 @@
 #include <headroom/model/chain.h>
 #include <headroom/model/gpt.h>
 #include <headroom/model/generate.h>
+#include <headroom/model/pretrained.h>
+#include <headroom/model/safetensors.h>
 #include <headroom/model/zoo.h>
 #include <headroom/ops/attention.h>
 #include <headroom/ops/cross_entropy.h>

@@ -127,8 +127,7 @@ ConfigSetters setters_of(BertConfig& config) {
   return setters;
 }
 
-ZooModel make_zoo_bert(const std::string& name, const std::string& text) {
-  const BertConfig config = bert_config(name, text);
+ZooModel with_input(const BertConfig& config) {
   ModelInput input;
   input.kind = ModelInput::Kind::kTokens;
   input.length = config.length;
@@ -138,11 +137,22 @@ ZooModel make_zoo_bert(const std::string& name, const std::string& text) {
   return {make_bert(config), input};
 }
 
+ZooModel make_zoo_bert(const std::string& name, const std::string& text) {
+  return with_input(bert_config(name, text));
+}
+
+ZooModel read_zoo_bert(ConfigFile& file) { return read_published(file, with_input); }
+
 }  // namespace
 
 ModelFamily bert_family() {
   BertConfig config;
-  return {"masked tokens, as BERT", bert_names(), keys_of(setters_of(config)), make_zoo_bert};
+  return {"masked tokens, as BERT",
+          bert_names(),
+          keys_of(setters_of(config)),
+          make_zoo_bert,
+          {"bert"},
+          read_zoo_bert};
 }
 
 std::vector<std::string> bert_names() { return names_of(presets()); }
@@ -192,21 +202,8 @@ Chain make_bert(const BertConfig& config) {
         make_encoder_block(config, layer, "bert_block", {NormPlace::kAfter, kNormEps, false, ""}));
   }
   chain.add(std::make_shared<BertHead>(config, embedding->words()));
+  set_published_form(chain, make_form(config));
   return chain;
-}
-
-std::vector<std::string> bert_parameter_names(const std::string& chain_name) {
-  const auto [stage, rest] = split_name(chain_name);
-  if (stage == "embedding") return {"bert.embeddings." + rest};
-  if (stage == "head") return {"cls.predictions." + rest};
-  return published_block_names(
-      chain_name, "bert.encoder.layer.",
-      {{"attention.norm", "attention.output.LayerNorm"},
-       {"attention.qkv", "attention.self.query attention.self.key attention.self.value"},
-       {"attention.output", "attention.output.dense"},
-       {"mlp.norm", "output.LayerNorm"},
-       {"mlp.hidden", "intermediate.dense"},
-       {"mlp.output", "output.dense"}});
 }
 
 }  // namespace headroom

@@ -1,7 +1,9 @@
 #pragma once
 
 #include <headroom/model/chain.h>
+#include "model/config_file.h"
 #include "model/encoder.h"
+#include "model/published.h"
 
 #include <cstdint>
 #include <string>
@@ -52,8 +54,10 @@ std::int64_t num_masked(const BertConfig& config);
 /// not fit each other.
 Chain make_bert(const BertConfig& config);
 
-/// The names that a parameter of the chain has in Hugging Face's BertForMaskedLM. The weight of
-/// queries, keys and values in one has three names there: put one under the other, they are ours.
-std::vector<std::string> bert_parameter_names(const std::string& chain_name);
+/// Reads config.json into the config, or writes it. Throws ConfigError.
+void exchange(ConfigFile& file, BertConfig& config);
+/// The names and shapes of the weights in Hugging Face's model. `file` holds keys of others that
+/// config.json keeps.
+PublishedForm make_form(const BertConfig& config, ConfigFile file = {});
 
 }  // namespace headroom

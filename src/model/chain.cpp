@@ -137,6 +137,13 @@ std::vector<std::pair<std::string, at::Tensor>> Chain::named_buffers() const {
                       [](const torch::nn::Module& module) { return module.named_buffers(); });
 }
 
+std::vector<std::pair<std::string, at::Tensor>> Chain::named_tensors() const {
+  auto all = collect_once(
+      stages_, [](const torch::nn::Module& module) { return module.named_parameters(); });
+  for (auto& buffer : named_buffers()) all.push_back(std::move(buffer));
+  return all;
+}
+
 std::int64_t Chain::num_parameters() const {
   std::int64_t count = 0;
   for (const auto& item : named_parameters()) count += item.second.numel();

@@ -191,8 +191,7 @@ ConfigSetters setters_of(ClipConfig& config) {
   return setters;
 }
 
-ZooModel make_zoo_clip(const std::string& name, const std::string& text) {
-  const ClipConfig config = clip_config(name, text);
+ZooModel with_input(const ClipConfig& config) {
   ModelInput input;
   input.kind = ModelInput::Kind::kPairs;
   input.channels = config.channels;
@@ -203,12 +202,22 @@ ZooModel make_zoo_clip(const std::string& name, const std::string& text) {
   return {make_clip(config), input};
 }
 
+ZooModel make_zoo_clip(const std::string& name, const std::string& text) {
+  return with_input(clip_config(name, text));
+}
+
+ZooModel read_zoo_clip(ConfigFile& file) { return read_published(file, with_input); }
+
 }  // namespace
 
 ModelFamily clip_family() {
   ClipConfig config;
-  return {"images with their texts, as CLIP", clip_names(), keys_of(setters_of(config)),
-          make_zoo_clip};
+  return {"images with their texts, as CLIP",
+          clip_names(),
+          keys_of(setters_of(config)),
+          make_zoo_clip,
+          {"clip"},
+          read_zoo_clip};
 }
 
 std::vector<std::string> clip_names() { return names_of(presets()); }
@@ -251,25 +260,8 @@ Chain make_clip(const ClipConfig& config) {
     chain.add(make_encoder_block(config.text, layer, "clip_text_block", options));
   }
   chain.add(std::make_shared<ClipHead>(config));
+  set_published_form(chain, make_form(config));
   return chain;
-}
-
-std::vector<std::string> clip_parameter_names(const std::string& chain_name) {
-  const auto [stage, rest] = split_name(chain_name);
-  const std::string tower = stage.rfind("vision_", 0) == 0 ? "vision_model." : "text_model.";
-  if (stage == "vision_embedding")
-    return {tower + (rest.rfind("pre_layrnorm", 0) == 0 ? "" : "embeddings.") + rest};
-  if (stage == "text_embedding") return {tower + "embeddings." + rest};
-  if (stage == "vision_head" || stage == "head")
-    return {(rest.find("norm.") != std::string::npos ? tower : "") + rest};
-  return published_block_names(
-      chain_name, tower + "encoder.layers.",
-      {{"attention.norm", "layer_norm1"},
-       {"attention.qkv", "self_attn.q_proj self_attn.k_proj self_attn.v_proj"},
-       {"attention.output", "self_attn.out_proj"},
-       {"mlp.norm", "layer_norm2"},
-       {"mlp.hidden", "mlp.fc1"},
-       {"mlp.output", "mlp.fc2"}});
 }
 
 }  // namespace headroom

@@ -1,7 +1,9 @@
 #pragma once
 
 #include <headroom/model/chain.h>
+#include "model/config_file.h"
 #include "model/encoder.h"
+#include "model/published.h"
 
 #include <cstdint>
 #include <string>
@@ -46,9 +48,10 @@ std::int64_t num_parameters(const ClipConfig& config);
 /// ConfigError on sizes that do not fit each other.
 Chain make_clip(const ClipConfig& config);
 
-/// The names that a parameter of the chain has in Hugging Face's CLIPModel; see
-/// vit_parameter_names. The class token and the positions of the images are (1, 1, C) and (1, T,
-/// C), views of theirs.
-std::vector<std::string> clip_parameter_names(const std::string& chain_name);
+/// Reads config.json into the config, or writes it. Throws ConfigError.
+void exchange(ConfigFile& file, ClipConfig& config);
+/// The names and shapes of the weights in Hugging Face's model. `file` holds keys of others that
+/// config.json keeps.
+PublishedForm make_form(const ClipConfig& config, ConfigFile file = {});
 
 }  // namespace headroom

@@ -10,6 +10,8 @@
 
 namespace headroom {
 
+class ConfigFile;
+
 /// Models that share code and keys and differ in sizes.
 struct ModelFamily {
   std::string help;                ///< what they are, in a few words
@@ -17,6 +19,9 @@ struct ModelFamily {
   std::vector<std::string> keys;   ///< of their "k=v,..."
   /// `name` is one of `names`. Throws ConfigError on a config that does not fit.
   ZooModel (*make)(const std::string& name, const std::string& config);
+  std::vector<std::string> model_types;  ///< in the config.json of a saved one
+  /// The model that a config.json describes, as read. Throws ConfigError on what cannot be served.
+  ZooModel (*read)(ConfigFile& file);
 };
 
 /// Every family, in the order of the documentation.

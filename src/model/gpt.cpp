@@ -7,6 +7,7 @@
 #include "ops/layer_norm.h"
 
 #include "model/decoder.h"
+#include "model/gpt_published.h"
 #include "model/transformer_parts.h"
 
 #include <fmt/format.h>
@@ -113,13 +114,8 @@ Chain make_gpt(const GptConfig& config) {
   for (std::int64_t layer = 0; layer < config.n_layer; ++layer)
     chain.add(make_block(config, layer));
   chain.add(std::make_shared<GptHead>(config, embedding->tokens()));
+  set_published_form(chain, make_form(config));
   return chain;
-}
-
-std::string gpt2_parameter_name(const std::string& chain_name) {
-  const auto [stage, rest] = split_name(chain_name);
-  if (stage.rfind("block", 0) == 0) return "transformer.h." + stage.substr(5) + "." + rest;
-  return rest.rfind("lm_head", 0) == 0 ? rest : "transformer." + rest;
 }
 
 }  // namespace headroom

@@ -2,6 +2,7 @@
 #include <headroom/model/gpt.h>
 #include "model/config_text.h"
 #include "model/family.h"
+#include "model/gpt_published.h"
 
 #include <fmt/format.h>
 
@@ -44,8 +45,7 @@ ConfigSetters setters_of(GptConfig& config) {
   };
 }
 
-ZooModel make_zoo_gpt(const std::string& name, const std::string& text) {
-  const GptConfig config = gpt_config(name, text);
+ZooModel with_input(const GptConfig& config) {
   ModelInput input;
   input.kind = ModelInput::Kind::kTokens;
   input.length = config.block_size;
@@ -53,11 +53,18 @@ ZooModel make_zoo_gpt(const std::string& name, const std::string& text) {
   return {make_gpt(config), input};
 }
 
+ZooModel make_zoo_gpt(const std::string& name, const std::string& text) {
+  return with_input(gpt_config(name, text));
+}
+
+ZooModel read_zoo_gpt(ConfigFile& file) { return read_published(file, with_input); }
+
 }  // namespace
 
 ModelFamily gpt_family() {
   GptConfig config;
-  return {"next token, as GPT-2", gpt_names(), keys_of(setters_of(config)), make_zoo_gpt};
+  return {"next token, as GPT-2", gpt_names(), keys_of(setters_of(config)),
+          make_zoo_gpt,           {"gpt2"},    read_zoo_gpt};
 }
 
 std::vector<std::string> gpt_names() { return names_of(presets()); }

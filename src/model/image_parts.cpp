@@ -20,8 +20,11 @@ ModelInput image_input(const ImageConfig& config) {
   return input;
 }
 
-ZooModel image_model(const nn::Sequential& network, const ImageConfig& config) {
-  return {Chain::from_sequential(network.ptr(), summed_cross_entropy, true), image_input(config)};
+ZooModel image_model(const nn::Sequential& network, const ImageConfig& config,
+                     const std::string& name, const std::string& text) {
+  Chain chain = Chain::from_sequential(network.ptr(), summed_cross_entropy, true);
+  set_published_form(chain, make_own_form(own_model_type(name), text));
+  return {chain, image_input(config)};
 }
 
 nn::Conv2d convolution(std::int64_t in, std::int64_t out, std::int64_t kernel, std::int64_t stride,

@@ -4,6 +4,7 @@
 
 #include <headroom/model/zoo.h>
 #include "model/config_text.h"
+#include "model/published.h"
 
 #include <torch/torch.h>
 
@@ -24,8 +25,10 @@ ConfigSetters image_setters(ImageConfig& config);
 
 ModelInput image_input(const ImageConfig& config);
 
-/// A chain of the network's children that ends in the cross-entropy summed over the samples.
-ZooModel image_model(const torch::nn::Sequential& network, const ImageConfig& config);
+/// A chain of the network's children that ends in the cross-entropy summed over the samples. Saved
+/// as the model `name` with the sizes `text`, from which the network was made.
+ZooModel image_model(const torch::nn::Sequential& network, const ImageConfig& config,
+                     const std::string& name, const std::string& text);
 
 /// Layers that run one after the other as one stage. (A Sequential cannot be a child of a
 /// Sequential: its forward is a template.)

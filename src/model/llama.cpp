@@ -121,21 +121,8 @@ Chain make_llama(const LlamaConfig& config) {
   for (std::int64_t layer = 0; layer < config.num_hidden_layers; ++layer)
     chain.add(make_block(config, layer));
   chain.add(std::make_shared<LlamaHead>(config, embedding->tokens()));
+  set_published_form(chain, make_form(config));
   return chain;
-}
-
-std::vector<std::string> llama_parameter_names(const std::string& chain_name) {
-  const auto [stage, rest] = split_name(chain_name);
-  if (stage == "embedding") return {"model." + rest};
-  if (stage == "head") return {rest.rfind("lm_head", 0) == 0 ? rest : "model." + rest};
-  return published_block_names(
-      chain_name, "model.layers.",
-      {{"input_layernorm", "input_layernorm"},
-       {"self_attn.qkv_proj", "self_attn.q_proj self_attn.k_proj self_attn.v_proj"},
-       {"self_attn.o_proj", "self_attn.o_proj"},
-       {"post_attention_layernorm", "post_attention_layernorm"},
-       {"mlp.gate_up_proj", "mlp.gate_proj mlp.up_proj"},
-       {"mlp.down_proj", "mlp.down_proj"}});
 }
 
 }  // namespace headroom

@@ -2,6 +2,8 @@
 
 #include <headroom/model/chain.h>
 #include <headroom/ops/attention.h>
+#include "model/config_file.h"
+#include "model/published.h"
 
 #include <cstdint>
 #include <optional>
@@ -68,9 +70,10 @@ std::int64_t sample_length(const LlamaConfig& config);
 ///   head.norm.weight, head.lm_head.weight    (C), (V, C): the second only where it is not tied
 Chain make_llama(const LlamaConfig& config);
 
-/// The names that a parameter of the chain has in Hugging Face's LlamaForCausalLM and
-/// Qwen2ForCausalLM. qkv_proj has three names there and gate_up_proj two: put one under the other,
-/// they are ours.
-std::vector<std::string> llama_parameter_names(const std::string& chain_name);
+/// Reads config.json into the config, or writes it. Throws ConfigError.
+void exchange(ConfigFile& file, LlamaConfig& config);
+/// The names and shapes of the weights in Hugging Face's model. `file` holds keys of others that
+/// config.json keeps.
+PublishedForm make_form(const LlamaConfig& config, ConfigFile file = {});
 
 }  // namespace headroom

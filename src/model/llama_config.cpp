@@ -129,8 +129,7 @@ void check(const LlamaConfig& config) {
   }
 }
 
-ZooModel make_zoo_llama(const std::string& name, const std::string& text) {
-  const LlamaConfig config = llama_config(name, text);
+ZooModel with_input(const LlamaConfig& config) {
   ModelInput input;
   input.kind = ModelInput::Kind::kTokens;
   input.length = sample_length(config);
@@ -138,12 +137,22 @@ ZooModel make_zoo_llama(const std::string& name, const std::string& text) {
   return {make_llama(config), input};
 }
 
+ZooModel make_zoo_llama(const std::string& name, const std::string& text) {
+  return with_input(llama_config(name, text));
+}
+
+ZooModel read_zoo_llama(ConfigFile& file) { return read_published(file, with_input); }
+
 }  // namespace
 
 ModelFamily llama_family() {
   LlamaConfig config;
-  return {"next token, as Llama and Qwen2", llama_names(), keys_of(setters_of(config)),
-          make_zoo_llama};
+  return {"next token, as Llama and Qwen2",
+          llama_names(),
+          keys_of(setters_of(config)),
+          make_zoo_llama,
+          {"llama", "qwen2"},
+          read_zoo_llama};
 }
 
 std::vector<std::string> llama_names() { return names_of(presets()); }

@@ -54,14 +54,19 @@ ZooModel make_mlp(const std::string& name, const std::string& text) {
     width = config.hidden;
   }
   network->push_back("head", Dense(width, config.classes, false));
-  return image_model(network, config);
+  return image_model(network, config, name, text);
 }
 
 }  // namespace
 
 ModelFamily mlp_family() {
   MlpConfig config;
-  return {"linear layers with ReLU", {"mlp"}, keys_of(setters_of(config)), make_mlp};
+  return {"linear layers with ReLU",
+          {"mlp"},
+          keys_of(setters_of(config)),
+          make_mlp,
+          {own_model_type("mlp")},
+          [](ConfigFile& file) { return make_mlp("mlp", own_sizes(file)); }};
 }
 
 }  // namespace headroom

@@ -31,7 +31,7 @@ ZooModel make_nin(const std::string& name, const std::string& text) {
   network->push_back("block1", nin_block(width, 2 * width, 2));
   network->push_back("block2", nin_block(2 * width, 4 * width, 2));
   network->push_back("head", pooled_classifier(4 * width, config.classes));
-  return image_model(network, config);
+  return image_model(network, config, name, text);
 }
 
 }  // namespace
@@ -41,7 +41,9 @@ ModelFamily nin_family() {
   return {"convolutions and 1x1 convolutions with BatchNorm",
           {"nin"},
           keys_of(setters_of(config)),
-          make_nin};
+          make_nin,
+          {own_model_type("nin")},
+          [](ConfigFile& file) { return make_nin("nin", own_sizes(file)); }};
 }
 
 }  // namespace headroom

@@ -63,7 +63,7 @@ ZooModel make_resnet(const std::string& name, const std::string& text) {
                        ResidualBlock(config.width, config.norm != 0));
   }
   network->push_back("head", pooled_classifier(config.width, config.classes));
-  return image_model(network, config);
+  return image_model(network, config, name, text);
 }
 
 }  // namespace
@@ -73,7 +73,9 @@ ModelFamily resnet_family() {
   return {"residual blocks of two 3x3 convolutions",
           {"resnet"},
           keys_of(setters_of(config)),
-          make_resnet};
+          make_resnet,
+          {own_model_type("resnet")},
+          [](ConfigFile& file) { return make_resnet("resnet", own_sizes(file)); }};
 }
 
 }  // namespace headroom

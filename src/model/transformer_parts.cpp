@@ -6,8 +6,6 @@
 
 #include <fmt/format.h>
 
-#include <sstream>
-
 namespace headroom {
 
 std::vector<at::Tensor> BlockStage::forward(const std::vector<at::Tensor>& inputs,
@@ -89,7 +87,7 @@ std::shared_ptr<Stage> make_encoder_block(const EncoderConfig& config, std::int6
   options.residual_dropout_p = config.hidden_dropout_prob;
   options.norm_eps = encoder_options.norm_eps;
   options.attention.causal = encoder_options.causal;
-  options.gelu = GeluKind::kExact;
+  options.gelu = encoder_options.gelu;
   return std::make_shared<BlockStage>(
       fmt::format("{}block{}", encoder_options.name_prefix, index), kind, module,
       AttentionWeights{norm->weight, norm->bias, qkv->weight, qkv->bias, output->weight,
@@ -99,17 +97,26 @@ std::shared_ptr<Stage> make_encoder_block(const EncoderConfig& config, std::int6
       options, encoder_options.norms);
 }
 
-std::vector<std::string> published_block_names(const std::string& chain_name,
-                                               const std::string& layers,
-                                               const std::map<std::string, std::string>& parts) {
-  const auto [stage, rest] = split_name(chain_name);
-  const std::size_t dot = rest.rfind('.');
-  const std::string start = layers + stage.substr(stage.rfind("block") + 5) + ".",
-                    end = rest.substr(dot);
-  std::vector<std::string> names;
-  std::istringstream words(parts.at(rest.substr(0, dot)));
-  for (std::string word; words >> word;) names.push_back(fmt::format("{}{}{}", start, word, end));
-  return names;
+std::vector<PublishedRow> published_block_rows(const std::string& name_prefix,
+                                               const PublishedBlockNames& names) {
+  const std::string block = name_prefix + "block*.";
+  const auto theirs = [&](const std::string& part) { return names.layers + part; };
+  return {{block + "attention.norm", {theirs(names.attention_norm)}},
+          {block + "attention.qkv", {theirs(names.query), theirs(names.key), theirs(names.value)}},
+          {block + "attention.output", {theirs(names.attention_output)}},
+          {block + "mlp.norm", {theirs(names.mlp_norm)}},
+          {block + "mlp.hidden", {theirs(names.hidden)}},
+          {block + "mlp.output", {theirs(names.output)}}};
+}
+
+void exchange_encoder(ConfigFile& file, EncoderConfig& config, double dropout_if_absent) {
+  file.size("hidden_size", config.hidden_size, 768);
+  file.size("num_hidden_layers", config.num_hidden_layers, 12, set_layers);
+  file.size("num_attention_heads", config.num_attention_heads, 12);
+  file.size("intermediate_size", config.intermediate_size, 3072);
+  file.probability("hidden_dropout_prob", config.hidden_dropout_prob, dropout_if_absent);
+  file.probability("attention_probs_dropout_prob", config.attention_probs_dropout_prob,
+                   dropout_if_absent);
 }
 
 void check_patches(std::int64_t rows, std::int64_t columns, std::int64_t patch_size) {
@@ -120,11 +127,6 @@ void check_patches(std::int64_t rows, std::int64_t columns, std::int64_t patch_s
       fmt::format("images of {} x {} are not whole patches of {} x {}: set image_size or "
                   "patch_size in --model_config",
                   rows, columns, patch_size, patch_size));
-}
-
-std::pair<std::string, std::string> split_name(const std::string& chain_name) {
-  const std::size_t dot = chain_name.find('.');
-  return {chain_name.substr(0, dot), chain_name.substr(dot + 1)};
 }
 
 }  // namespace headroom

@@ -4,10 +4,12 @@
 
 #include <headroom/model/chain.h>
 #include <headroom/ops/transformer.h>
-#include "model/encoder.h"
 #include "ops/cached_attention.h"
 
+#include "model/config_file.h"
 #include "model/config_text.h"
+#include "model/encoder.h"
+#include "model/published.h"
 
 #include <torch/torch.h>
 
@@ -33,7 +35,8 @@ class WeightsImpl : public torch::nn::Module {
 TORCH_MODULE(Weights);
 
 inline at::Tensor normal(at::IntArrayRef sizes, double deviation = kInitialDeviation) {
-  return torch::empty(sizes).normal_(0.0, deviation);
+  at::Tensor values = torch::empty(sizes);
+  return UninitializedScope::is_active() ? values : values.normal_(0.0, deviation);
 }
 inline Weights make_linear(std::int64_t in, std::int64_t out, double deviation = kInitialDeviation,
                            bool bias = true) {
@@ -111,9 +114,10 @@ struct EncoderBlockOptions {
   double norm_eps = 1e-5;
   bool causal = false;
   std::string name_prefix;  ///< of "block0"
+  GeluKind gelu = GeluKind::kExact;
 };
 
-/// Block `index` of an encoder, with exact GELU. `kind` is "vit_block", say.
+/// Block `index` of an encoder. `kind` is "vit_block", say.
 std::shared_ptr<Stage> make_encoder_block(const EncoderConfig& config, std::int64_t index,
                                           const std::string& kind,
                                           const EncoderBlockOptions& encoder_options);
@@ -121,15 +125,17 @@ std::shared_ptr<Stage> make_encoder_block(const EncoderConfig& config, std::int6
 /// Throws ConfigError unless images of this size are whole patches.
 void check_patches(std::int64_t rows, std::int64_t columns, std::int64_t patch_size);
 
-/// The names of a block's parameter in a published model: `layers` is what stands before the
-/// block's number, and `parts` what our parts
-/// ("attention.norm", "attention.qkv", "attention.output", "mlp.norm", "mlp.hidden", "mlp.output")
-/// are called there; a part that is several there has several names with blanks between.
-std::vector<std::string> published_block_names(const std::string& chain_name,
-                                               const std::string& layers,
-                                               const std::map<std::string, std::string>& parts);
+/// What the parts of an encoder block are called in a published model.
+struct PublishedBlockNames {
+  std::string layers;  ///< before the part, with "*" for the number: "vit.encoder.layer.*."
+  std::string attention_norm, query, key, value, attention_output, mlp_norm, hidden, output;
+};
+/// The rows of blocks whose names have this prefix before "block0".
+std::vector<PublishedRow> published_block_rows(const std::string& name_prefix,
+                                               const PublishedBlockNames& names);
 
-/// "block3.rest" is ("block3", "rest").
-std::pair<std::string, std::string> split_name(const std::string& chain_name);
+/// Reads or writes the keys of an EncoderConfig that BERT and ViT share; dropout where it is
+/// absent.
+void exchange_encoder(ConfigFile& file, EncoderConfig& config, double dropout_if_absent);
 
 }  // namespace headroom

@@ -16,8 +16,6 @@
 namespace headroom {
 namespace {
 
-constexpr double kNormEps = 1e-6;
-
 const Presets<VitConfig>& presets() {
   static const Presets<VitConfig> all = [] {
     const auto published = [](std::int64_t width, std::int64_t layers, std::int64_t heads) {
@@ -88,6 +86,7 @@ class VitHead final : public Stage {
  public:
   explicit VitHead(const VitConfig& config)
       : Stage("head"),
+        norm_eps_(config.layer_norm_eps),
         layernorm_(module_->add("layernorm", make_norm(config.hidden_size))),
         classifier_(module_->add("classifier", make_linear(config.hidden_size, config.classes))) {}
 
@@ -96,7 +95,7 @@ class VitHead final : public Stage {
     const at::Tensor first = inputs.at(0).select(
         1, 0);  // (B, C): a norm is of one token, and only the class token's is used
     const at::Tensor scores =
-        linear(layer_norm(first, layernorm_->weight, layernorm_->bias, kNormEps),
+        linear(layer_norm(first, layernorm_->weight, layernorm_->bias, norm_eps_),
                classifier_->weight, classifier_->bias);
     std::vector<at::Tensor> results{summed_cross_entropy({scores}, micro)};
     if (!module_->is_training()) results.push_back(count_correct({scores}, micro));
@@ -107,6 +106,7 @@ class VitHead final : public Stage {
 
  private:
   std::shared_ptr<GroupModule> module_ = std::make_shared<GroupModule>();
+  double norm_eps_;
   Weights layernorm_, classifier_;
 };
 
@@ -121,17 +121,23 @@ ConfigSetters setters_of(VitConfig& config) {
   return setters;
 }
 
-ZooModel make_zoo_vit(const std::string& name, const std::string& text) {
-  const VitConfig config = vit_config(name, text);
+ZooModel with_input(const VitConfig& config) {
   return {make_vit(config),
           image_input({config.channels, config.rows, config.columns, config.classes})};
 }
+
+ZooModel make_zoo_vit(const std::string& name, const std::string& text) {
+  return with_input(vit_config(name, text));
+}
+
+ZooModel read_zoo_vit(ConfigFile& file) { return read_published(file, with_input); }
 
 }  // namespace
 
 ModelFamily vit_family() {
   VitConfig config;
-  return {"vision transformers", vit_names(), keys_of(setters_of(config)), make_zoo_vit};
+  return {"vision transformers", vit_names(), keys_of(setters_of(config)),
+          make_zoo_vit,          {"vit"},     read_zoo_vit};
 }
 
 std::vector<std::string> vit_names() { return names_of(presets()); }
@@ -158,26 +164,12 @@ Chain make_vit(const VitConfig& config) {
   Chain chain;
   chain.add(std::make_shared<VitEmbedding>(config));
   for (std::int64_t layer = 0; layer < config.num_hidden_layers; ++layer) {
-    chain.add(
-        make_encoder_block(config, layer, "vit_block", {NormPlace::kBefore, kNormEps, false, ""}));
+    chain.add(make_encoder_block(config, layer, "vit_block",
+                                 {NormPlace::kBefore, config.layer_norm_eps, false, ""}));
   }
   chain.add(std::make_shared<VitHead>(config));
+  set_published_form(chain, make_form(config));
   return chain;
-}
-
-std::vector<std::string> vit_parameter_names(const std::string& chain_name) {
-  const auto [stage, rest] = split_name(chain_name);
-  if (stage == "embedding") return {"vit.embeddings." + rest};
-  if (stage == "head") return {(rest.rfind("layernorm", 0) == 0 ? "vit." : "") + rest};
-  return published_block_names(
-      chain_name, "vit.encoder.layer.",
-      {{"attention.norm", "layernorm_before"},
-       {"attention.qkv",
-        "attention.attention.query attention.attention.key attention.attention.value"},
-       {"attention.output", "attention.output.dense"},
-       {"mlp.norm", "layernorm_after"},
-       {"mlp.hidden", "intermediate.dense"},
-       {"mlp.output", "output.dense"}});
 }
 
 }  // namespace headroom

@@ -1,7 +1,9 @@
 #pragma once
 
 #include <headroom/model/chain.h>
+#include "model/config_file.h"
 #include "model/encoder.h"
+#include "model/published.h"
 
 #include <cstdint>
 #include <string>
@@ -16,6 +18,7 @@ struct VitConfig : EncoderConfig {
   std::int64_t rows = 28;  ///< multiples of patch_size, as columns
   std::int64_t columns = 28;
   std::int64_t classes = 10;
+  double layer_norm_eps = 1e-6;
 };
 
 /// The names that vit_config knows: vit, vit-b16, vit-l16.
@@ -40,10 +43,10 @@ std::int64_t num_parameters(const VitConfig& config);
 /// not fit each other.
 Chain make_vit(const VitConfig& config);
 
-/// The names that a parameter of the chain has in Hugging Face's ViTForImageClassification. The
-/// weight of queries, keys and values in one has three names there: put one under the other, they
-/// are ours. The weight of the patches is (hidden_size, channels * patch_size * patch_size), a view
-/// of theirs.
-std::vector<std::string> vit_parameter_names(const std::string& chain_name);
+/// Reads config.json into the config, or writes it. Throws ConfigError.
+void exchange(ConfigFile& file, VitConfig& config);
+/// The names and shapes of the weights in Hugging Face's model. `file` holds keys of others that
+/// config.json keeps.
+PublishedForm make_form(const VitConfig& config, ConfigFile file = {});
 
 }  // namespace headroom

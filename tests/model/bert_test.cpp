@@ -6,6 +6,7 @@
 #include "ops/direct_gradient.h"
 
 #include "model/chain_runs.h"
+#include "model/published.h"
 #include "ops/reference_ops.h"
 
 #include <gtest/gtest.h>
@@ -81,9 +82,10 @@ TEST(Bert, IsAChainOfNamedStages) {
 }
 
 TEST(Bert, HasHuggingFacesNames) {
+  const Chain chain = make_bert(bert_config("bert", kSmall));
   std::set<std::string> names;
-  for (const auto& item : make_bert(bert_config("bert", kSmall)).named_parameters()) {
-    for (const std::string& name : bert_parameter_names(item.first))
+  for (const auto& item : chain.named_parameters()) {
+    for (const std::string& name : published_names(published_form(chain), item.first))
       EXPECT_TRUE(names.insert(name).second) << name;
   }
   EXPECT_EQ(names.size(), 5u + 2 * 16u + 5u);

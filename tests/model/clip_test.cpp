@@ -5,6 +5,7 @@
 #include <headroom/model/zoo.h>
 
 #include "model/chain_runs.h"
+#include "model/published.h"
 #include "support/zoo_data.h"
 
 #include <gtest/gtest.h>
@@ -66,9 +67,10 @@ TEST(Clip, IsAChainThatCouplesItsSamples) {
 }
 
 TEST(Clip, HasHuggingFacesNames) {
+  const Chain chain = make_clip(clip_config("clip", kSmall));
   std::set<std::string> names;
-  for (const auto& item : make_clip(clip_config("clip", kSmall)).named_parameters()) {
-    for (const std::string& name : clip_parameter_names(item.first))
+  for (const auto& item : chain.named_parameters()) {
+    for (const std::string& name : published_names(published_form(chain), item.first))
       EXPECT_TRUE(names.insert(name).second) << name;
   }
   EXPECT_EQ(names.size(), 5u + 3 * 16u + 3u + 2u + 4u);

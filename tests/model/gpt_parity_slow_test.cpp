@@ -14,7 +14,7 @@ TEST(GptParity, EqualsPyTorch) {
   const GptConfig config =
       gpt_config("gpt2", fmt::format("n_layer=3,n_head=4,n_embd=48,block_size={},vocab_size={}",
                                      kLength, kVocabulary));
-  const testing::ParityRun run("gpt", make_gpt(config), gpt2_parameter_name);
+  const testing::ParityRun run("gpt", make_gpt(config));
   const at::Tensor text = torch::randint(0, kVocabulary, {kUpdates, kBatch, kLength + 1});
   run.write_text("config.txt", fmt::format("{} {} {} {} {} {} {}", config.n_layer, config.n_head,
                                            config.n_embd, kLength, kVocabulary, kBatch, kUpdates));

@@ -4,6 +4,7 @@
 #include <headroom/core/error.h>
 
 #include "model/chain_runs.h"
+#include "model/published.h"
 
 #include <gtest/gtest.h>
 #include <torch/torch.h>
@@ -69,7 +70,7 @@ TEST(Gpt, IsAChainOfNamedStages) {
   EXPECT_EQ(chain.num_parameters(), num_parameters(gpt_config("gpt", kSmall)));
   std::vector<std::string> names;
   for (const auto& item : chain.named_parameters())
-    names.push_back(gpt2_parameter_name(item.first));
+    names.push_back(published_names(published_form(chain), item.first).at(0));
   EXPECT_EQ(names.front(), "transformer.wte.weight");
   EXPECT_EQ(names.back(), "transformer.ln_f.bias");
   EXPECT_NE(std::find(names.begin(), names.end(), "transformer.h.1.mlp.c_proj.bias"), names.end());

@@ -5,6 +5,7 @@
 #include <headroom/model/zoo.h>
 
 #include "model/chain_runs.h"
+#include "model/published.h"
 
 #include <gtest/gtest.h>
 #include <torch/torch.h>
@@ -94,7 +95,8 @@ TEST(Llama, HasHuggingFacesNames) {
       make_llama(llama_config("llama", kSmall + ",tie_word_embeddings=false,attention_bias=true"));
   std::vector<std::string> names;
   for (const auto& item : chain.named_parameters()) {
-    for (const std::string& name : llama_parameter_names(item.first)) names.push_back(name);
+    for (const std::string& name : published_names(published_form(chain), item.first))
+      names.push_back(name);
   }
   EXPECT_EQ(names.front(), "model.embed_tokens.weight");
   EXPECT_EQ(names.size(), 1u + 2u * 12u + 2u);

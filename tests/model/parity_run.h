@@ -7,9 +7,11 @@
 #include <headroom/model/chain.h>
 
 #include "model/chain_runs.h"
+#include "model/published.h"
 #include "support/build_paths.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
@@ -18,7 +20,6 @@
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
-#include <functional>
 #include <string>
 #include <vector>
 
@@ -26,11 +27,7 @@ namespace headroom::testing {
 
 class ParityRun {
  public:
-  using Names = std::function<std::string(const std::string& chain_name)>;
-
-  /// `names` gives a parameter's names in PyTorch, separated by blanks when it is several of
-  /// theirs.
-  ParityRun(const std::string& name, Chain chain, const Names& names)
+  ParityRun(const std::string& name, Chain chain)
       : folder_((std::filesystem::temp_directory_path() /
                  fmt::format("headroom-parity-{}-{}", name, ::getpid()))
                     .string()),
@@ -45,7 +42,8 @@ class ParityRun {
     std::ofstream index(folder_ + "/index.txt");
     for (const auto& item : chain_.named_parameters()) {
       names_.push_back(item.first);
-      index << names(item.first) << '\n';
+      const auto names = published_names(published_form(chain_), item.first);
+      index << fmt::format("{}\n", fmt::join(names, " "));
     }
     write("weights.bin", parameters_);
   }

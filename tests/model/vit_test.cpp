@@ -3,6 +3,7 @@
 #include <headroom/core/error.h>
 
 #include "model/chain_runs.h"
+#include "model/published.h"
 
 #include <gtest/gtest.h>
 #include <torch/torch.h>
@@ -73,9 +74,10 @@ TEST(Vit, IsAChainOfNamedStages) {
 }
 
 TEST(Vit, HasHuggingFacesNames) {
+  const Chain chain = make_vit(vit_config("vit", kSmall));
   std::set<std::string> names;
-  for (const auto& item : make_vit(vit_config("vit", kSmall)).named_parameters()) {
-    for (const std::string& name : vit_parameter_names(item.first))
+  for (const auto& item : chain.named_parameters()) {
+    for (const std::string& name : published_names(published_form(chain), item.first))
       EXPECT_TRUE(names.insert(name).second) << name;
   }
   EXPECT_EQ(names.size(), 4u + 2 * 16u + 4u);

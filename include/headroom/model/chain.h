@@ -18,6 +18,8 @@ class SequentialImpl;
 
 namespace headroom {
 
+class ModelFormat;
+
 /// A piece of the model with one forward. Stages hand tensors to each other; a skip connection is
 /// one more tensor carried along.
 class Stage {
@@ -100,6 +102,8 @@ class Chain {
   std::vector<at::Tensor> parameters() const;
   /// Buffers (BatchNorm's statistics, say), in stage order, each once.
   std::vector<std::pair<std::string, at::Tensor>> named_buffers() const;
+  /// All that a saved model holds: parameters, whether they require grad or not, then buffers.
+  std::vector<std::pair<std::string, at::Tensor>> named_tensors() const;
   std::int64_t num_parameters() const;
   /// True when every stage does.
   bool runs_without_memory() const;
@@ -109,8 +113,13 @@ class Chain {
   /// Sets training or evaluation mode of every stage.
   void train(bool on = true) const;
 
+  /// How save_pretrained keeps the model; null: under the names of the chain.
+  const std::shared_ptr<const ModelFormat>& format() const { return format_; }
+  void set_format(std::shared_ptr<const ModelFormat> format) { format_ = std::move(format); }
+
  private:
   std::vector<std::shared_ptr<Stage>> stages_;
+  std::shared_ptr<const ModelFormat> format_;
 };
 
 /// Cross-entropy summed over the samples, for classifiers: outputs[0] (B, classes),

@@ -44,9 +44,4 @@ inline constexpr std::int64_t kGptIgnoreIndex = -100;
 /// LibTorch's default generator. Throws ConfigError on sizes that do not fit each other.
 Chain make_gpt(const GptConfig& config);
 
-/// The name that a parameter of the chain has in a GPT-2 of PyTorch: "block3.attn.c_attn.weight" is
-/// "transformer.h.3.attn.c_attn.weight". Linear weights are (out, in), as nn.Linear has them
-/// (Hugging Face's Conv1D has them transposed).
-std::string gpt2_parameter_name(const std::string& chain_name);
-
 }  // namespace headroom
