@@ -57,7 +57,7 @@ void check_names(const TrainingArguments& arguments) {
     }
   };
   check("optim", arguments.optim, optimizer_row);
-  check("model", arguments.model, family_of);
+  if (arguments.model_name_or_path.empty()) check("model", arguments.model, family_of);
 }
 
 }  // namespace

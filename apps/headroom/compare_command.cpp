@@ -82,6 +82,7 @@ Outcome run(const Variant& variant) {
   TrainingArguments arguments = variant.arguments;
   arguments.output_dir += "/" + variant.name.substr(variant.name.find_first_not_of("+ "));
   arguments.resume_from_checkpoint.clear();
+  arguments.save_model = false;  // what is compared is how they train
   try {
     const Task task = make_task(arguments);
     Trainer trainer(arguments, task.model.chain, task.train_data, task.eval_data);

@@ -4,9 +4,11 @@
 #include <headroom/core/error.h>
 #include <headroom/core/random.h>
 #include <headroom/core/runtime.h>
+#include <headroom/data/tokenizer.h>
 #include <headroom/memory/meter.h>
 #include "data/data_format.h"
 #include "memory/shape_meter.h"
+#include "model/requested_model.h"
 
 #include <fmt/format.h>
 #include <unistd.h>
@@ -28,7 +30,7 @@ void check_tokenizer(const TrainingArguments& arguments) {
 std::int64_t bytes_of_weights(const TrainingArguments& arguments) {
   const std::int64_t before = ShapeMeter::instance().live_bytes();
   const ShapeOnlyScope scope;
-  const ZooModel model = make_model(arguments.model, arguments.model_config);
+  const ZooModel model = make_requested_model(arguments);
   return ShapeMeter::instance().live_bytes() - before;
 }
 
@@ -39,16 +41,19 @@ void check_machine_holds_weights(const TrainingArguments& arguments) {
   const std::int64_t machine_bytes = sysconf(_SC_PHYS_PAGES) * sysconf(_SC_PAGESIZE);
   if (bytes <= machine_bytes) return;
   throw ConfigError(
-      fmt::format("the weights of --model {} take {}, but this machine has {} of "
+      fmt::format("the weights of {} take {}, but this machine has {} of "
                   "memory: choose a smaller model or smaller sizes in --model_config",
-                  arguments.model, format_bytes(bytes), format_bytes(machine_bytes)));
+                  arguments.model_flag(), format_bytes(bytes), format_bytes(machine_bytes)));
 }
 
 OpenedData open_data_for(const ModelInput& input, const TrainingArguments& arguments) {
   DataRequest request;
   request.dataset = arguments.dataset;
+  const std::string& folder = arguments.model_name_or_path;
   request.tokenizer = arguments.tokenizer;
-  request.model = arguments.model;
+  if (request.tokenizer.empty() && !folder.empty() && has_tokenizer(folder))
+    request.tokenizer = folder;
+  request.model = folder.empty() ? arguments.model : folder;
   request.input = input;
   request.seed = static_cast<std::uint64_t>(arguments.seed);
   request.order_seed = arguments.order_seed();
@@ -67,10 +72,10 @@ Task make_task(const TrainingArguments& arguments, std::int64_t num_local_ranks)
   Task task;
   try {
     const OwnerScope owner(Owner::kWeights);
-    task.model = make_model(arguments.model, arguments.model_config);
+    task.model = load_requested_model(arguments);
   } catch (const OutOfBudget& error) {
     throw BudgetError(fmt::format("--memory_budget does not even hold the weights of {}: {}",
-                                  arguments.model, error.what_without_backtrace()));
+                                  arguments.model_flag(), error.what_without_backtrace()));
   }
   OpenedData data = open_data_for(task.model.input, arguments);
   task.train_data = std::move(data.train);

@@ -88,6 +88,7 @@ int train_rank(const TrainingArguments& arguments, std::int64_t num_local_ranks,
   const auto exit_code =
       static_cast<int>(trainer.was_interrupted() ? ExitCode::kInterrupted : ExitCode::kDone);
   if (!comm->is_first()) return exit_code;
+  if (arguments.save_model && task.tokenizer) task.tokenizer->save(arguments.output_dir);
   if (arguments.json) {
     fmt::print("{}\n", to_json(results).dump());
   } else {

@@ -17,6 +17,20 @@ namespace {
 
 // However the micro-batch, the steps and the ranks are multiplied, an update has at most
 // kMaxBatchSamples.
+void validate_model(const TrainingArguments& arguments, const std::set<std::string>& given) {
+  if (given.count("model_name_or_path") == 0) return;
+  if (arguments.model_name_or_path.empty())
+    reject_argument("model_name_or_path", "", "expected a folder with a model");
+  for (const char* other : {"model", "model_config"}) {
+    if (given.count(other) != 0) {
+      throw ConfigError(
+          fmt::format("--model_name_or_path says what the model is, by the config.json "
+                      "of its folder: leave --{} out",
+                      other));
+    }
+  }
+}
+
 void validate_accumulation(const TrainingArguments& arguments) {
   AccumulationSchedule schedule;
   try {
@@ -104,6 +118,7 @@ void validate(const TrainingArguments& arguments, const std::set<std::string>& g
   if (arguments.max_steps == 0) reject_argument("max_steps", "0", "must be 1 or more, or -1");
   if (arguments.max_steps < 0 && arguments.num_train_epochs == 0)
     reject_argument("num_train_epochs", "0", "must be above 0");
+  validate_model(arguments, given);
   validate_checkpointing(arguments);
   validate_spill_dir(arguments, given);
   validate_accumulation(arguments);

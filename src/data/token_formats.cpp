@@ -32,11 +32,12 @@ OpenedData crops_of(const Tokens& tokens, const DataRequest& request, std::int64
   return data;
 }
 
-// The mask must be no token of the text: where the model's is one, it is the first that the
-// tokenizer does not have.
+// The mask is the tokenizer's own. Where it has none, the mask must be no token of the text: where
+// the model's is one, it is the first that the tokenizer does not have.
 std::int64_t mask_token_beside(const Tokenizer& tokenizer, const DataRequest& request) {
   const ModelInput& input = request.input;
-  const bool needs_mask = input.num_masked > 0 && input.mask_token < tokenizer.vocabulary();
+  const std::optional<std::int64_t> own = tokenizer.special_tokens().mask;
+  const bool needs_mask = input.num_masked > 0 && !own && input.mask_token < tokenizer.vocabulary();
   const std::int64_t num_needed = tokenizer.vocabulary() + (needs_mask ? 1 : 0);
   if (num_needed > input.vocabulary) {
     throw ConfigError(fmt::format(
@@ -44,7 +45,7 @@ std::int64_t mask_token_beside(const Tokenizer& tokenizer, const DataRequest& re
         tokenizer.vocabulary(), needs_mask ? " beside the mask" : "", request.model,
         input.vocabulary, num_needed));
   }
-  return needs_mask ? tokenizer.vocabulary() : input.mask_token;
+  return needs_mask ? tokenizer.vocabulary() : own.value_or(input.mask_token);
 }
 
 OpenedData open_text(const DataRequest& request) {

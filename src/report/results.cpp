@@ -34,6 +34,7 @@ Json to_json(const TrainResults& results) {
       .set("num_plans", results.num_plans)
       .set("num_parameters", results.num_parameters)
       .set("weights_sha256", results.weights_sha256);
+  if (!results.model_sha256.empty()) json.set("model_sha256", results.model_sha256);
   return json;
 }
 

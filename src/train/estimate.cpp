@@ -2,9 +2,9 @@
 
 #include <headroom/core/error.h>
 #include <headroom/execute/autocast.h>
-#include <headroom/model/zoo.h>
 #include <headroom/optim/factory.h>
 #include "memory/shape_meter.h"
+#include "model/requested_model.h"
 
 #include "train/plan_run.h"
 #include "train/run_settings.h"
@@ -21,7 +21,7 @@ namespace {
 ZooModel build_shapes(const TrainingArguments& arguments) {
   ZooModel model = [&] {
     const ShapeOnlyScope scope;
-    return make_model(arguments.model, arguments.model_config);
+    return make_requested_model(arguments);
   }();
   std::vector<at::Tensor> tensors = model.chain.parameters();
   for (const auto& [name, buffer] : model.chain.named_buffers()) tensors.push_back(buffer);
@@ -90,7 +90,8 @@ class Estimator {
 
   Estimate run() {
     Estimate result;
-    result.model = arguments_.model;
+    result.model =
+        arguments_.model_name_or_path.empty() ? arguments_.model : arguments_.model_name_or_path;
     result.optim = arguments_.optim;
     result.num_parameters = model_.chain.num_parameters();
     result.global_batch = request_.window_samples;

@@ -3,8 +3,10 @@
 
 #include <headroom/core/error.h>
 #include <headroom/core/log.h>
+#include <headroom/model/pretrained.h>
 #include "config/argument_fields.h"
 #include "report/json.h"
+#include "report/trainer_state.h"
 
 #include <fmt/format.h>
 
@@ -58,6 +60,16 @@ void RunWriter::write(const std::string& name, const Json& json) const {
 
 void RunWriter::write(const TrainResults& results) const {
   write("train_results.json", to_json(results));
+  if (is_silent_ || results.model_sha256.empty()) return;
+  const std::string folder = arguments_.output_dir + "/";
+  write_file_atomically(folder + "trainer_state.json",
+                        trainer_state(arguments_, results, total_steps_, folder + "metrics.jsonl"));
+}
+
+void RunWriter::save_model(const Chain& chain, TrainResults& results) const {
+  if (is_silent_ || !arguments_.save_model) return;
+  results.model_sha256 = save_pretrained(chain, arguments_.output_dir).sha256;
+  write(results);
 }
 
 void RunWriter::describe(const RunPlan& plan) {
@@ -74,6 +86,7 @@ void RunWriter::add(const PlanNews& news, const RunPlan& plan) {
 }
 
 void RunWriter::start(std::int64_t first_step, std::int64_t total_steps) {
+  total_steps_ = total_steps;
   log_ = std::make_unique<RunLog>(arguments_, first_step, total_steps, is_silent_);
   timeline_ = {};
 }

@@ -52,6 +52,9 @@ class RunWriter {
   void finish();
 
   void write(const TrainResults& results) const;
+  /// Leaves the model in the output folder, unless the arguments say otherwise, and writes the
+  /// results with its hash.
+  void save_model(const Chain& chain, TrainResults& results) const;
 
  private:
   void write(const std::string& name, const Json& json) const;
@@ -60,6 +63,7 @@ class RunWriter {
   const bool is_silent_;
   std::unique_ptr<RunLock> lock_;  // none where it is silent
   std::unique_ptr<RunLog> log_;
+  std::int64_t total_steps_ = 0;
   Timeline timeline_;  // of the first update, for plan.json and trace.json
 };
 

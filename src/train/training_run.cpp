@@ -190,6 +190,7 @@ TrainResults TrainingRun::write_results() {
                                     position_, epochs_done_);
   results.eval = evaluator_.last();
   writer_.write(results);
+  writer_.save_model(chain_, results);
   return results;
 }
 

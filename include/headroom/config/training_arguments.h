@@ -13,6 +13,8 @@ struct TrainingArguments {
   // Model and data.
   std::string model = "mlp";
   std::string model_config;  ///< "k=v,..." sizes of the model
+  /// A folder with config.json and weights to start from; empty: `model` with random weights.
+  std::string model_name_or_path;
   std::string dataset = "fashion-mnist";
   std::string tokenizer;  ///< a SentencePiece model for text; empty: bytes
   bool shuffle = true;
@@ -64,6 +66,7 @@ struct TrainingArguments {
   std::int64_t save_steps = 0;        ///< 0: no snapshots but at an interruption
   std::int64_t save_total_limit = 0;  ///< 0: keep all
   std::string output_dir = "outputs";
+  bool save_model = true;              ///< the trained model, in output_dir at the end
   std::string resume_from_checkpoint;  ///< empty: start anew; a folder, or "last"
   std::string report_to = "jsonl";
   bool sample = false;  ///< print some generated text at the end, for language models
@@ -78,6 +81,11 @@ struct TrainingArguments {
   bool disable_tqdm = false;
   bool json = false;
 
+  /// How the model was asked for, for messages: "--model gpt2".
+  std::string model_flag() const {
+    return model_name_or_path.empty() ? "--model " + model
+                                      : "--model_name_or_path " + model_name_or_path;
+  }
   /// The micro-batch that the user fixed; 0 when the planner may choose.
   std::int64_t fixed_micro_batch() const {
     if (per_device_train_batch_size > 0) return per_device_train_batch_size;

@@ -46,6 +46,7 @@ struct TrainResults {
                                ///< each time that a plan was made anew
   std::int64_t num_parameters = 0;
   std::string weights_sha256;
+  std::string model_sha256;  ///< of the file with the saved weights; empty: none was saved
 };
 
 Json to_json(const TrainResults& results);
