@@ -176,8 +176,11 @@ std::vector<ArgumentField> make_fields() {
            "shards",
            kInSnapshot | kAffectsCosts),
       text("dataset", &A::dataset, "what to train on", kInSnapshot | kAffectsCosts),
-      text("tokenizer", &A::tokenizer,
-           "a SentencePiece model for text files; without it a token is a byte", kInSnapshot),
+      text(
+          "tokenizer", &A::tokenizer,
+          "of text files: a folder, tokenizer.json, vocab.txt or SentencePiece model; without it a "
+          "token is a byte",
+          kInSnapshot),
       on_off("shuffle", &A::shuffle, "a new order in each epoch, by data_seed", kInSnapshot),
 
       integer("per_device_train_batch_size", &A::per_device_train_batch_size, {0, kMaxBatchSamples},

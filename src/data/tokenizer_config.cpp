@@ -2,6 +2,8 @@
 
 #include <headroom/core/error.h>
 
+#include "core/input_file.h"
+
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
@@ -55,9 +57,9 @@ TokenizerConfig config_of(const json& root) {
 
 TokenizerConfig read_tokenizer_config(const std::string& folder) {
   const std::string path = (std::filesystem::path(folder) / "tokenizer_config.json").string();
-  if (!std::filesystem::exists(path)) return {};
+  if (!path_exists(path)) return {};
   try {
-    return config_of(json::parse(read_tokenizer_file(path)));
+    return config_of(json::parse(read_json_text(path)));
   } catch (const json::exception& error) {
     throw DataError(fmt::format("{}: {}", path, error.what()));
   }

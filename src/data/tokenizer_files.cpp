@@ -2,15 +2,13 @@
 
 #include <headroom/core/error.h>
 
+#include "core/input_file.h"
+#include "core/output_file.h"
+
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <cerrno>
-#include <cstdio>
-#include <cstring>
 #include <filesystem>
-#include <fstream>
-#include <iterator>
 #include <sstream>
 
 namespace headroom {
@@ -18,10 +16,10 @@ namespace {
 
 namespace fs = std::filesystem;
 
-bool is_file(const fs::path& path) {
-  std::error_code error;
-  return fs::is_regular_file(path, error);
-}
+// Llama 3's tokenizer.json has 9 MB.
+constexpr std::int64_t kMostBytes = std::int64_t{256} << 20;
+
+bool is_file(const fs::path& path) { return is_regular_file(path.string()); }
 
 // Lines without their ends, of files by any system.
 std::vector<std::string> lines_of(const std::string& path) {
@@ -156,8 +154,7 @@ std::function<std::unique_ptr<Tokenizer>()> opener(const fs::path& folder) {
 }  // namespace
 
 std::unique_ptr<Tokenizer> open_tokenizer(const std::string& path) {
-  std::error_code error;
-  if (fs::is_directory(path, error)) {
+  if (is_folder(path)) {
     if (const auto open = opener(path)) return open();
     throw DataError(fmt::format(
         "{}: no tokenizer.json, vocab.json with merges.txt, vocab.txt or tokenizer.model there",
@@ -172,23 +169,14 @@ std::unique_ptr<Tokenizer> open_tokenizer(const std::string& path) {
 bool has_tokenizer(const std::string& folder) { return opener(folder) != nullptr; }
 
 std::string read_tokenizer_file(const std::string& path) {
-  std::ifstream file(path, std::ios::binary);
-  if (!is_file(path) || !file)
-    throw DataError(fmt::format("{}: {}", path,
-                                fs::exists(path) ? "is no file that can be read" : "no such file"));
-  std::string content{std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
-  if (file.bad()) throw DataError(fmt::format("{}: cannot be read", path));
-  return content;
+  return InputFile(path).read_all(kMostBytes);
 }
 
 void write_tokenizer_file(const std::string& folder, const std::string& name,
                           const std::string& content) {
-  const std::string path = (fs::path(folder) / name).string(), temporary = path + ".writing";
-  std::ofstream file(temporary, std::ios::binary);
-  file << content;
-  file.close();
-  if (!file || std::rename(temporary.c_str(), path.c_str()) != 0)
-    throw DataError(fmt::format("{}: cannot be written: {}", path, std::strerror(errno)));
+  OutputFile file((fs::path(folder) / name).string(), throw_as<DataError>);
+  file.write(content);
+  file.commit();
 }
 
 void copy_tokenizer_file(const std::string& path, const std::string& folder,

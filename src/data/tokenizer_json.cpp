@@ -2,6 +2,8 @@
 
 #include <headroom/core/error.h>
 
+#include "core/input_file.h"
+
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
@@ -286,6 +288,7 @@ TokenizerParts parts_of_json(const json& root) {
 template <class Read>
 auto with_json(const std::string& content, const std::string& name, const Read& read) {
   try {
+    if (!json_depth_is_allowed(content)) throw DataError("the JSON is nested too deeply");
     return read(json::parse(content));
   } catch (const json::exception& error) {
     throw DataError(fmt::format("{}: no tokenizer: {}", name, error.what()));
