@@ -62,11 +62,13 @@ void check_names(const TrainingArguments& arguments) {
 
 }  // namespace
 
-ArgumentFlags::ArgumentFlags(CLI::App& command) : values_(std::make_unique<Values>()) {
+ArgumentFlags::ArgumentFlags(CLI::App& command, const std::set<std::string>& names)
+    : values_(std::make_unique<Values>()) {
   const TrainingArguments defaults;
   command.add_option("--config", values_->config_file,
                      "a JSON file whose keys are these flags; a flag on the command line wins");
   for (const ArgumentField& field : argument_fields()) {
+    if (!names.empty() && names.count(field.name) == 0) continue;
     CLI::Option* option =
         command.add_option("--" + field.name, values_->text[field.name], help_of(field));
     if (field.value_is_optional) {

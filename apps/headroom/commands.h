@@ -20,7 +20,8 @@ namespace headroom {
 /// The flags of train, plan and compare: adds them to a subcommand and collects what was given.
 class ArgumentFlags {
  public:
-  explicit ArgumentFlags(CLI::App& command);
+  /// `names`: only these flags; empty: all of them.
+  explicit ArgumentFlags(CLI::App& command, const std::set<std::string>& names = {});
   ~ArgumentFlags();
   ArgumentFlags(const ArgumentFlags&) = delete;
   ArgumentFlags& operator=(const ArgumentFlags&) = delete;
@@ -54,5 +55,7 @@ Command add_compare_command(CLI::App& app);
 Command add_info_command(CLI::App& app);
 Command add_estimate_command(CLI::App& app);
 Command add_report_command(CLI::App& app);
+Command add_evaluate_command(CLI::App& app);
+Command add_generate_command(CLI::App& app);
 
 }  // namespace headroom

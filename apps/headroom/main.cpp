@@ -102,8 +102,9 @@ int main(int argc, char** argv) {
   app.set_version_flag("--version", std::string("headroom ") + kVersion);
   app.require_subcommand(1);
   std::map<const CLI::App*, Command> commands;
-  for (const auto& add : {add_train_command, add_plan_command, add_compare_command,
-                          add_estimate_command, add_report_command, add_info_command}) {
+  for (const auto& add :
+       {add_train_command, add_plan_command, add_compare_command, add_estimate_command,
+        add_report_command, add_evaluate_command, add_generate_command, add_info_command}) {
     const std::size_t before = app.get_subcommands({}).size();
     Command command = add(app);
     commands[app.get_subcommands({})[before]] = std::move(command);

@@ -2,6 +2,7 @@
 #include "core/figures.h"
 #include "launch.h"
 #include "report/json.h"
+#include "saved_model.h"
 #include "stop_signals.h"
 
 #include <headroom/comm/rank_environment.h>
@@ -16,18 +17,9 @@
 #include <CLI/CLI.hpp>
 
 #include <chrono>
-#include <cmath>
 
 namespace headroom {
 namespace {
-
-// Perplexity is e^loss where the loss is per token.
-std::string evaluation_text(const EvalResults& eval, bool is_language_model) {
-  std::string text = fmt::format("loss {:.4f}", eval.loss);
-  if (eval.accuracy) text += fmt::format(", accuracy {:.2f}%", 100 * *eval.accuracy);
-  if (is_language_model) text += fmt::format(", perplexity {}", format_figure(std::exp(eval.loss)));
-  return text;
-}
 
 void print_results(const TrainResults& results, bool is_language_model) {
   fmt::print("updates           {} ({:.2f} epochs) in {} s: {} samples/s\n", results.global_step,

@@ -256,7 +256,7 @@ std::int64_t RunPlanner::smallest_micro_batch() const {
     for (const auto& [samples, plan] : bucket.plans)
       size = std::min(size.value_or(plan.micro_batch()), plan.micro_batch());
   }
-  return size.value_or(1);
+  return size.value_or(std::max<std::int64_t>(1, settings_.arguments.fixed_micro_batch()));
 }
 
 }  // namespace headroom

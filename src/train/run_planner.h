@@ -61,7 +61,8 @@ class RunPlanner final : public WindowPlans {
   void describe_splits(TrainingPosition& position) const;
 
   std::int64_t predicted_peak_bytes() const;  ///< the largest of all plans
-  std::int64_t smallest_micro_batch() const;  ///< of all plans
+  /// Of all plans; before there is one, what the arguments say.
+  std::int64_t smallest_micro_batch() const;
   std::int64_t num_plans() const { return num_plans_; }
   std::int64_t num_recoveries() const { return num_recoveries_; }
 

@@ -60,7 +60,8 @@ TEST_F(CommandsTest, HelpOfEverySubcommandShowsItsFlagsWithDefaults) {
   EXPECT_EQ(report.exit_code, 0);
   for (const std::string part : {"DIR", "--output"})
     EXPECT_NE(report.out.find(part), std::string::npos) << part;
-  for (const std::string command : {"train", "plan", "compare", "estimate", "report", "info"}) {
+  for (const std::string command :
+       {"train", "plan", "compare", "estimate", "evaluate", "generate", "report", "info"}) {
     EXPECT_NE(all.out.find("\n  " + command), std::string::npos) << command;
   }
 }
