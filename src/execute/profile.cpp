@@ -2,11 +2,13 @@
 
 #include <headroom/core/random.h>
 #include <headroom/memory/meter.h>
+#include "memory/device_clock.h"
 #include "memory/shape_meter.h"
 
 #include "execute/stage_run.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 #include <torch/torch.h>
 
 #include <algorithm>
@@ -19,7 +21,7 @@
 namespace headroom {
 namespace {
 
-using Clock = std::chrono::steady_clock;
+using Clock = DeviceClock;
 
 struct Measured {
   std::int64_t before_bytes = 0;

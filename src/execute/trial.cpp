@@ -1,6 +1,7 @@
 #include "execute/trial.h"
 
 #include <headroom/memory/meter.h>
+#include "memory/device_clock.h"
 
 #include "execute/stage_run.h"
 
@@ -12,7 +13,7 @@
 namespace headroom {
 namespace {
 
-using Clock = std::chrono::steady_clock;
+using Clock = DeviceClock;
 
 void clear_gradients(const Chain& chain) {
   for (at::Tensor& parameter : chain.parameters()) parameter.mutable_grad() = at::Tensor();

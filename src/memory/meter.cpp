@@ -3,7 +3,6 @@
 #include <headroom/core/bytes.h>
 #include "core/torch_compat.h"
 
-#include <c10/core/CPUAllocator.h>
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -14,8 +13,8 @@
 #include <vector>
 
 #include "memory/allocation_number.h"
+#include "memory/device.h"
 #include "memory/engine.h"
-#include "memory/pool.h"
 
 namespace headroom {
 namespace {
@@ -44,8 +43,8 @@ std::string refusal(std::int64_t requested_bytes, const MemoryUse& use, std::int
       format_bytes(cap_bytes), biggest.empty() ? "none" : biggest);
 }
 
-// All counts change under one lock together with the pool, so that every figure is exact at any
-// moment.
+// All counts change under one lock together with the device's memory, so that every figure is exact
+// at any moment.
 class MeteredAllocator final : public c10::Allocator {
  public:
   // Tensors may outlive every static object, so the allocator is never destroyed.
@@ -61,7 +60,7 @@ class MeteredAllocator final : public c10::Allocator {
   HEADROOM_DEFINE_COPY_DATA
 
   static void give(void* data) {
-    if (data) instance().put_back(Block::of(data));
+    if (data) instance().put_back(data);
   }
 
   MemoryUse use() const {
@@ -89,15 +88,20 @@ class MeteredAllocator final : public c10::Allocator {
 
   void assign_owner(void* data, Owner owner) {
     const std::lock_guard<std::mutex> lock(mutex_);
-    Block* block = Block::of(data);
-    use_.live_by_owner[block->owner] -= block->requested_bytes;
-    block->owner = static_cast<std::uint8_t>(owner);
-    add_to_owner(owner, block->requested_bytes);
+    BlockRecord& record = device_.record_of(data);
+    use_.live_by_owner[record.owner] -= record.requested_bytes;
+    record.owner = static_cast<std::uint8_t>(owner);
+    add_to_owner(owner, record.requested_bytes);
   }
 
   void trim() {
     const std::lock_guard<std::mutex> lock(mutex_);
-    pool_.trim(use_.live_bytes);
+    device_.trim(use_.live_bytes);
+  }
+
+  std::uint64_t allocation_number(void* data) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    return device_.record_of(data).allocation_number;
   }
 
   Phase enter(Phase phase) {
@@ -120,8 +124,7 @@ class MeteredAllocator final : public c10::Allocator {
   }
 
   c10::DataPtr take(std::size_t num_bytes) {
-    const c10::Device cpu(c10::kCPU);
-    if (num_bytes == 0) return {nullptr, nullptr, &give, cpu};
+    if (num_bytes == 0) return {nullptr, nullptr, &give, device_.name()};
     const auto bytes = static_cast<std::int64_t>(num_bytes);
     std::unique_lock<std::mutex> lock(mutex_);
     if (cap_bytes_ > 0 && (bytes > cap_bytes_ || use_.live_bytes > cap_bytes_ - bytes)) {
@@ -130,8 +133,8 @@ class MeteredAllocator final : public c10::Allocator {
       lock.unlock();
       throw OutOfBudget(bytes, use.live_bytes, cap_bytes, refusal(bytes, use, cap_bytes));
     }
-    Block* block = pool_.allocate(num_bytes, use_.live_bytes + bytes);
-    if (!block) {
+    void* data = device_.take(num_bytes, use_.live_bytes + bytes);
+    if (!data) {
       const std::int64_t live_bytes = use_.live_bytes;
       lock.unlock();
       throw c10::OutOfMemoryError(fmt::format("the system refused {} bytes with {} bytes of "
@@ -139,28 +142,28 @@ class MeteredAllocator final : public c10::Allocator {
                                               num_bytes, live_bytes),
                                   HEADROOM_NO_BACKTRACE);
     }
-    block->requested_bytes = bytes;
-    block->allocation_number = ++last_allocation_number;
-    block->owner = static_cast<std::uint8_t>(thread_owner);
+    device_.record_of(data) = {bytes, ++last_allocation_number,
+                               static_cast<std::uint8_t>(thread_owner)};
     use_.live_bytes += bytes;
     raise(use_.peak_bytes, use_.live_bytes);
     raise(use_.peak_by_phase[index_of(phase_)], use_.live_bytes);
     add_to_owner(thread_owner, bytes);
-    return {block->data(), block->data(), &give, cpu};
+    return {data, data, &give, device_.name()};
   }
 
-  void put_back(Block* block) {
+  void put_back(void* data) {
     const std::lock_guard<std::mutex> lock(mutex_);
-    use_.live_bytes -= block->requested_bytes;
-    use_.live_by_owner[block->owner] -= block->requested_bytes;
-    pool_.release(block);
+    const BlockRecord& record = device_.record_of(data);
+    use_.live_bytes -= record.requested_bytes;
+    use_.live_by_owner[record.owner] -= record.requested_bytes;
+    device_.give_back(data);
   }
 
   mutable std::mutex mutex_;
   MemoryUse use_;
   std::int64_t cap_bytes_ = 0;
   Phase phase_ = Phase::kIdle;
-  BlockPool pool_;
+  Device& device_ = metered_device();
 };
 
 // Start of the tensor's storage; null when the meter did not allocate it.
@@ -208,7 +211,7 @@ OutOfBudget::OutOfBudget(std::int64_t requested_bytes, std::int64_t live_bytes,
 MemoryMeter& MemoryMeter::instance() {
   static MemoryMeter* meter = [] {
     install_engine();
-    c10::SetCPUAllocator(&MeteredAllocator::instance(), /*priority=*/1);
+    metered_device().install(MeteredAllocator::instance());
     return new MemoryMeter;
   }();
   return *meter;
@@ -233,7 +236,7 @@ std::uint64_t MemoryMeter::num_allocations() const { return last_allocation_numb
 std::uint64_t MemoryMeter::allocation_number(const at::Tensor& tensor) const {
   if (tensor.defined() && tensor.is_meta()) return shape_allocation_number(tensor);
   void* data = metered_data(tensor);
-  return data ? Block::of(data)->allocation_number : 0;
+  return data ? MeteredAllocator::instance().allocation_number(data) : 0;
 }
 
 OwnerScope::OwnerScope(Owner owner) : before_(thread_owner) { thread_owner = owner; }

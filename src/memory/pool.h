@@ -5,19 +5,18 @@
 #include <cstdint>
 #include <vector>
 
+#include "memory/device.h"
+
 namespace headroom {
 
 /// The 64 bytes in front of every block's data. Blocks lie side by side; a free block also sits in
 /// the list of its size bin.
-struct alignas(64) Block {
+struct alignas(64) Block : BlockRecord {
   std::size_t
       size;  ///< of the whole block, header included; a multiple of 64; 0 marks the end of an arena
   Block* before;  ///< the block that ends where this one starts; null for the first of an arena
   Block* next_free;
   Block* previous_free;
-  std::int64_t requested_bytes;
-  std::uint64_t allocation_number;
-  std::uint8_t owner;
   bool is_free;
   bool is_clean;  ///< free, and no page inside is resident (the header's own page aside)
 

@@ -5,6 +5,7 @@
 #include <headroom/core/error.h>
 #include <headroom/core/log.h>
 #include "execute/boundary_format.h"
+#include "memory/device_clock.h"
 #include "memory/shape_meter.h"
 #include "report/json.h"
 #include "train/stop.h"
@@ -24,7 +25,7 @@ namespace headroom {
 namespace {
 
 namespace fs = std::filesystem;
-using Clock = std::chrono::steady_clock;
+using Clock = DeviceClock;
 
 // The format of `headroom plan --chain`, so that a measured chain can be planned again by hand.
 Json chain_json(const ChainCosts& chain) {

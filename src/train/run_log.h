@@ -4,6 +4,7 @@
 
 #include <headroom/config/training_arguments.h>
 #include <headroom/report/results.h>
+#include "memory/device_clock.h"
 #include "report/progress.h"
 #include "report/tensorboard.h"
 
@@ -37,7 +38,7 @@ class RunLog {
   std::int64_t first_step() const { return first_step_; }
 
  private:
-  using Clock = std::chrono::steady_clock;
+  using Clock = DeviceClock;
 
   void write_metrics(const Update& update, const TrainingPosition& position, double epochs);
 

@@ -4,6 +4,7 @@
 
 #include <headroom/memory/meter.h>
 #include <headroom/train/run_plan.h>
+#include "memory/device_clock.h"
 #include "report/json.h"
 
 #include <chrono>
@@ -29,7 +30,7 @@ class Timeline {
   Json trace(const RunPlan& plan) const;
 
  private:
-  using Clock = std::chrono::steady_clock;
+  using Clock = DeviceClock;
   struct Point {
     std::size_t operation;
     Clock::time_point begin, end;

@@ -2,6 +2,7 @@
 
 #include <headroom/memory/meter.h>
 #include <headroom/optim/clip.h>
+#include "memory/device_clock.h"
 
 #include <torch/torch.h>
 
@@ -17,7 +18,7 @@ namespace {
 std::optional<std::int64_t> time_update_of_a_part(const NamedParameters& parameters,
                                                   const OptimizerConfig& config,
                                                   double max_grad_norm, std::size_t enough_bytes) {
-  using Clock = std::chrono::steady_clock;
+  using Clock = DeviceClock;
   constexpr int kNumRuns = 3;
   const OwnerScope owner(Owner::kOther);
   std::size_t all_bytes = 0;
