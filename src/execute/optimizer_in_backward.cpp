@@ -1,6 +1,7 @@
 #include <headroom/execute/optimizer_in_backward.h>
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/function_hook.h>
 #include <torch/csrc/autograd/variable.h>
@@ -12,6 +13,8 @@
 
 #include <headroom/core/error.h>
 #include <headroom/memory/meter.h>
+
+#include "execute/autograd_node.h"
 
 namespace headroom {
 
@@ -41,7 +44,7 @@ struct OptimizerInBackward::Watch {
   struct Entry {
     at::Tensor parameter;
     std::size_t group;
-    std::shared_ptr<torch::autograd::Node> accumulator;  // a parameter holds it weakly only
+    NodePtr accumulator;  // a parameter holds it weakly only
     std::uintptr_t hook_key = 0;
     std::int64_t expected = 1;  // calls of backward per micro-batch
     std::int64_t remaining = 0;

@@ -90,9 +90,9 @@ KeptStage forward_keeping(const StageCall& call, const Tensors& inputs, int opti
   values.reserve(inputs.size());
   for (const at::Tensor& input : inputs) {
     at::Tensor value = decode(call, input);
-    std::shared_ptr<GradientTap> tap;
+    NodePtrOf<GradientTap> tap;
     if (!call.is_first && value.defined() && value.is_floating_point()) {
-      tap = std::shared_ptr<GradientTap>(new GradientTap, torch::autograd::deleteNode);
+      tap = make_node<GradientTap>();
       torch::autograd::create_gradient_edge(value, tap);
       // The boundary is in memory as it is: a stage that saves its input must not store it a second
       // time.

@@ -6,6 +6,7 @@
 #include <headroom/core/random.h>
 #include <headroom/model/chain.h>
 
+#include "execute/autograd_node.h"
 #include "execute/boundary_store.h"
 #include "execute/recompute_state.h"
 
@@ -55,7 +56,7 @@ struct KeptStage {
   Tensors outputs;  ///< without graph, as the next stage reads them
   torch::autograd::edge_list
       roots;  ///< where the gradients of the outputs enter; no function: not differentiable
-  std::vector<std::shared_ptr<GradientTap>>
+  std::vector<NodePtrOf<GradientTap>>
       taps;  ///< where the gradients of the inputs come out; null: none is wanted
 };
 

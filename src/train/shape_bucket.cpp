@@ -1,6 +1,7 @@
 #include "train/shape_bucket.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 #include <torch/torch.h>
 
 #include <algorithm>
