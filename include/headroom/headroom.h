@@ -17,8 +17,8 @@
 #include <headroom/core/version.h>
 #include <headroom/data/dataset.h>
 #include <headroom/data/split.h>
-#include <headroom/data/tokens.h>
 #include <headroom/data/tokenizer.h>
+#include <headroom/data/tokens.h>
 #include <headroom/execute/accumulator.h>
 #include <headroom/execute/autocast.h>
 #include <headroom/execute/checkpoint.h>
@@ -28,8 +28,8 @@
 #include <headroom/execute/optimizer_in_backward.h>
 #include <headroom/memory/meter.h>
 #include <headroom/model/chain.h>
-#include <headroom/model/gpt.h>
 #include <headroom/model/generate.h>
+#include <headroom/model/gpt.h>
 #include <headroom/model/pretrained.h>
 #include <headroom/model/safetensors.h>
 #include <headroom/model/zoo.h>

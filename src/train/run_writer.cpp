@@ -19,8 +19,8 @@ void make_output_folder(const std::string& folder) {
   std::error_code error;
   std::filesystem::create_directories(folder, error);
   if (error)
-    throw ConfigError(fmt::format("--output_dir '{}' cannot be made: {}", shown_path(folder),
-                                  error.message()));
+    throw ConfigError(
+        fmt::format("--output_dir '{}' cannot be made: {}", shown_path(folder), error.message()));
   // Fails now rather than after hours of training.
   const std::string probe = folder + "/.write_probe";
   write_file_atomically(probe, "");

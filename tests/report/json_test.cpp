@@ -1,5 +1,5 @@
-#include "core/output_file.h"
 #include "report/json.h"
+#include "core/output_file.h"
 
 #include <headroom/core/error.h>
 
