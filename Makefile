@@ -26,15 +26,18 @@ test: build
 test-fast: build
 	ctest --preset $(PRESET) -L fast
 
-# The guide's experiment, whose memory is mostly weights, and a deeper network, whose memory is mostly activations.
+# First a GPT, whose memory is mostly activations, then the experiment that guides show, whose memory
+# is mostly weights.
 demo: setup $(BUILD)/build.ninja
 	cmake --build --preset $(PRESET) -j $(JOBS) --target headroom_app
-	$(HEADROOM) compare --model mlp --dataset fashion-mnist --optim sgd --learning_rate 1e-3 --lr_scheduler_type constant \
-	    --max_grad_norm 0 --shuffle false --global_batch_size 64 --per_device_train_batch_size 16 --num_train_epochs 1 \
-	    --memory_budget 5500KiB --output_dir $(BUILD)/demo/mlp --disable_tqdm
-	$(HEADROOM) compare --model resnet --model_config blocks=16,norm=0 --dataset fashion-mnist --optim adamw --learning_rate 2e-3 \
-	    --lr_scheduler_type cosine --warmup_steps 10 --global_batch_size 64 --max_steps 60 \
-	    --memory_budget 8MiB --output_dir $(BUILD)/demo/resnet --disable_tqdm
+	$(HEADROOM) compare --model gpt --model_config n_layer=6,n_head=6,n_embd=384,block_size=256 \
+	    --dataset /usr/share/common-licenses/GPL-3 --learning_rate 1e-3 --global_batch_size 32 \
+	    --per_device_train_batch_size 8 --max_steps 2 --memory_budget 300MiB \
+	    --output_dir $(BUILD)/demo/gpt --disable_tqdm
+	$(HEADROOM) compare --model mlp --dataset fashion-mnist --optim sgd --learning_rate 1e-3 \
+	    --lr_scheduler_type constant --max_grad_norm 0 --shuffle false --global_batch_size 64 \
+	    --per_device_train_batch_size 16 --num_train_epochs 1 --memory_budget 5500KiB \
+	    --output_dir $(BUILD)/demo/mlp --disable_tqdm
 
 # The program and the library as a Debian package, beside the build's other files.
 package: build

@@ -23,6 +23,7 @@
 #include <headroom/execute/autocast.h>
 #include <headroom/execute/checkpoint.h>
 #include <headroom/execute/checkpoint_sequential.h>
+#include <headroom/execute/contrastive.h>
 #include <headroom/execute/executor.h>
 #include <headroom/execute/keep_as.h>
 #include <headroom/execute/optimizer_in_backward.h>

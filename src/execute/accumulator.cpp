@@ -6,17 +6,15 @@
 #include <headroom/optim/clip.h>
 
 #include "execute/non_finite.h"
+#include "execute/optimizer_parameters.h"
 
 #include <fmt/format.h>
-#include <fmt/ranges.h>
 #include <torch/nn/module.h>
-#include <torch/nn/modules/batchnorm.h>
 #include <torch/optim/optimizer.h>
 
 #include <algorithm>
 #include <cmath>
 #include <limits>
-#include <unordered_set>
 
 namespace headroom {
 namespace {
@@ -28,17 +26,6 @@ bool is_half(const at::Tensor& tensor) {
 void multiply(const std::vector<at::Tensor>& gradients, double factor) {
   if (factor == 1.0) return;
   for (const at::Tensor& gradient : gradients) gradient.mul_(factor);
-}
-
-std::vector<at::Tensor> unique_parameters(const torch::optim::Optimizer& optimizer) {
-  std::vector<at::Tensor> parameters;
-  std::unordered_set<const void*> seen;
-  for (const auto& group : optimizer.param_groups()) {
-    for (const at::Tensor& parameter : group.params()) {
-      if (seen.insert(parameter.unsafeGetTensorImpl()).second) parameters.push_back(parameter);
-    }
-  }
-  return parameters;
 }
 
 /// Differs when the parameter was changed. LibTorch's own optimizers write through .data(), past
@@ -58,22 +45,6 @@ std::uint64_t fingerprint(const at::Tensor& parameter) {
       hash = (hash ^ bytes[element * element_size + i]) * kPrime;
   }
   return hash;
-}
-
-bool is_batch_norm(const torch::nn::Module& module) {
-  return module.is_training() &&
-         (dynamic_cast<const torch::nn::BatchNorm1dImpl*>(&module) != nullptr ||
-          dynamic_cast<const torch::nn::BatchNorm2dImpl*>(&module) != nullptr ||
-          dynamic_cast<const torch::nn::BatchNorm3dImpl*>(&module) != nullptr);
-}
-
-std::optional<std::string> first_batch_norm(const torch::nn::Module& module,
-                                            const std::string& prefix) {
-  if (is_batch_norm(module)) return prefix.empty() ? module.name() : prefix;
-  for (const auto& child : module.named_modules(prefix, /*include_self=*/false)) {
-    if (is_batch_norm(*child.value())) return child.key();
-  }
-  return std::nullopt;
 }
 
 }  // namespace
@@ -309,9 +280,7 @@ void GradientAccumulator::reset_window() {
 std::string GradientAccumulator::parameter_name(std::size_t index) const {
   const at::Tensor& parameter = parameters_[index];
   const auto found = names_.find(parameter.unsafeGetTensorImpl());
-  if (found != names_.end()) return fmt::format("parameter '{}'", found->second);
-  return fmt::format("parameter {} of the optimizer (shape {})", index,
-                     fmt::join(parameter.sizes(), "x"));
+  return describe_parameter(found != names_.end() ? found->second : "", index, parameter);
 }
 
 std::optional<std::string> warn_about_batch_norm(const torch::nn::Module& module,

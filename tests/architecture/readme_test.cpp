@@ -20,19 +20,39 @@ std::string read(const fs::path& path) {
   return {std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
 }
 
-TEST(Documents, TheCodeOfTheReadmeIsTheQuickStartExample) {
-  const std::string readme = read(fs::path(HEADROOM_SOURCE_DIR) / "README.md");
-  const std::string example = read(fs::path(HEADROOM_SOURCE_DIR) / "examples" / "quick_start.cpp");
+std::vector<std::string> code_blocks(const std::string& document) {
   const std::string fence = "```cpp\n";
-  const std::size_t begin = readme.find(fence);
-  ASSERT_NE(begin, std::string::npos);
-  const std::size_t end = readme.find("```", begin + fence.size());
-  ASSERT_NE(end, std::string::npos);
-  const std::string code = readme.substr(begin + fence.size(), end - begin - fence.size());
-  EXPECT_GT(std::count(code.begin(), code.end(), '\n'), 8);
-  EXPECT_NE(example.find(code), std::string::npos)
-      << "README.md shows other code than examples/quick_start.cpp holds:\n"
-      << code;
+  std::vector<std::string> blocks;
+  for (std::size_t begin = document.find(fence); begin != std::string::npos;
+       begin = document.find(fence, begin)) {
+    begin += fence.size();
+    const std::size_t end = document.find("```", begin);
+    if (end == std::string::npos) break;
+    blocks.push_back(document.substr(begin, end - begin));
+    begin = end + 3;
+  }
+  return blocks;
+}
+
+void expect_blocks_in(const std::string& document, const std::string& example,
+                      std::size_t num_blocks) {
+  const fs::path root = HEADROOM_SOURCE_DIR;
+  const std::string compiled = read(root / "examples" / example);
+  const std::vector<std::string> blocks = code_blocks(read(root / document));
+  EXPECT_GE(blocks.size(), num_blocks) << document;
+  for (const std::string& block : blocks) {
+    EXPECT_NE(compiled.find(block), std::string::npos)
+        << document << " shows other code than examples/" << example << " holds:\n"
+        << block;
+  }
+}
+
+TEST(Documents, TheCodeOfTheReadmeIsTheQuickStartExample) {
+  expect_blocks_in("README.md", "quick_start.cpp", 1);
+}
+
+TEST(Documents, TheCodeForThoseWhoComeFromElsewhereIsCompiled) {
+  expect_blocks_in("docs/coming_from.md", "coming_from.cpp", 5);
 }
 
 // Each block of code is in the file that was named last before it.
