@@ -1,6 +1,5 @@
 #include "commands.h"
 
-#include <headroom/config/accumulation_schedule.h>
 #include <headroom/core/bytes.h>
 #include <headroom/core/error.h>
 #include <headroom/core/log.h>
@@ -9,6 +8,7 @@
 #include "core/figures.h"
 #include "report/json.h"
 #include "report/table.h"
+#include "train/run_settings.h"
 
 #include <fmt/format.h>
 #include <CLI/CLI.hpp>
@@ -34,10 +34,7 @@ struct Outcome {
 
 // The same samples per update in every variant: what differs is how they are held in memory.
 std::vector<Variant> make_variants(const TrainingArguments& given) {
-  const std::int64_t steps =
-      AccumulationSchedule::parse(given.gradient_accumulation_steps).steps_at(0);
-  const std::int64_t global =
-      given.global_batch_size > 0 ? given.global_batch_size : given.fixed_micro_batch() * steps;
+  const std::int64_t global = RunSettings(given, 1).window_samples();
   const bool split_is_given =
       given.per_device_train_batch_size > 0 && given.per_device_train_batch_size < global;
   const std::int64_t micro =

@@ -157,6 +157,24 @@ TEST_F(CommandsTest, ASwitchStandsAloneOrTakesAValue) {
   EXPECT_EQ(lines_on_stderr({}), 1);
 }
 
+TEST_F(CommandsTest, EverySignalToEndIsARequestToStopAndTheSecondEndsAtOnce) {
+  const auto has_updates = [&](const std::string& output) {
+    return [path = folder_ / (output + "/metrics.jsonl")] { return fs::exists(path); };
+  };
+  for (const int signal : {SIGTERM, SIGHUP}) {
+    const std::string output = "cut" + std::to_string(signal);
+    const Program program(train(output, {"--max_steps", "1000000"}), folder_);
+    ASSERT_TRUE(program.interrupt_when(signal, has_updates(output)));
+    const Outcome outcome = program.wait();
+    EXPECT_EQ(outcome.exit_code, 130) << outcome.err;
+    EXPECT_NE(outcome.err.find("--resume_from_checkpoint"), std::string::npos) << outcome.err;
+  }
+  const Program program(train("twice", {"--max_steps", "1000000"}), folder_);
+  ASSERT_TRUE(program.interrupt_when(SIGTERM, has_updates("twice")));
+  ASSERT_TRUE(program.interrupt_when(SIGTERM, [] { return true; }));
+  EXPECT_EQ(program.wait().exit_code, 130);
+}
+
 TEST_F(CommandsTest, AnInterruptedRunSavesAndResumesToTheSameWeights) {
   const std::vector<std::string> flags = {"--max_steps",
                                           "300",
