@@ -44,8 +44,8 @@
 #include <headroom/optim/optimizer.h>
 #include <headroom/optim/schedule.h>
 #include <headroom/plan/chain_solver.h>
-#include <headroom/plan/plan.h>
 #include <headroom/plan/policies.h>
+#include <headroom/plan/schedule.h>
 #include <headroom/plan/search.h>
 #include <headroom/report/results.h>
 #include <headroom/train/estimate.h>

@@ -49,7 +49,7 @@ TEST(CheckpointStrategyTest, CutsAsThePoliciesOfPlansDo) {
       const auto num_recomputed =
           static_cast<std::int64_t>(strategy.segments(num_layers).back().begin);
       const auto time_ns = static_cast<std::int64_t>(3 * num_layers) + num_recomputed;
-      EXPECT_EQ(plan_of_policy(chain, parse_policy(policy)).time_ns, time_ns)
+      EXPECT_EQ(schedule_of_policy(chain, parse_policy(policy)).time_ns, time_ns)
           << policy << " of " << num_layers;
     };
     for (int count = 1; count <= static_cast<int>(num_layers); ++count)
