@@ -26,6 +26,7 @@ struct ZooModel {
 /// bert, bert-base, bert-large                       Hugging Face's
 /// clip, clip-vit-b32                                Hugging Face's after vision_ and text_
 /// gpt, gpt2, gpt2-medium, gpt2-large, gpt2-xl       nanoGPT's: see headroom/model/gpt.h
+/// llama, llama-3.2-1b, qwen2-0.5b, tinyllama-1.1b   Hugging Face's, as docs/models.md says
 ///
 /// Image models also take channels, rows, columns and classes.
 ZooModel make_model(const std::string& name, const std::string& config);
