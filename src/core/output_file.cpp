@@ -28,6 +28,7 @@ OutputFile::OutputFile(std::string path, ThrowAs kind)
     : path_(std::move(path)), target_(path_), fail_(kind) {
   struct stat status {};
   const bool exists = ::stat(path_.c_str(), &status) == 0;
+  if (!exists && errno != ENOENT) fail("write");  // such as a loop of links
   if (exists && (S_ISDIR(status.st_mode) || S_ISBLK(status.st_mode) || S_ISSOCK(status.st_mode)))
     fail_(fmt::format("cannot write '{}': it is {}, not a file", shown_path(path_),
                       S_ISDIR(status.st_mode)   ? "a folder"

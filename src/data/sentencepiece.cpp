@@ -115,6 +115,7 @@ class SentencePiece final : public Tokenizer {
 std::unique_ptr<Tokenizer> open_sentencepiece(const std::string& model_path) {
   constexpr std::int64_t kMostBytes = std::int64_t{1} << 30;
   const InputFile file(model_path);  // refuses what the helper would wait for
+  if (file.size() == 0) file.fail("the file is empty");
   if (file.size() > kMostBytes)
     file.fail(fmt::format("{} bytes are too many for a SentencePiece model", file.size()));
   return std::make_unique<SentencePiece>(model_path);

@@ -38,7 +38,7 @@ constexpr std::int64_t kMostPositionBytes = std::int64_t{1} << 30;
 
 std::string first_line(const std::string& text) { return text.substr(0, text.find('\n')); }
 
-// One file of a snapshot, and the SHA-256 of what was written.
+// Writes one file of a snapshot, and counts and hashes what was written.
 class HashedFile {
  public:
   explicit HashedFile(const fs::path& path) : file_(path.string(), throw_as<SnapshotError>) {}
@@ -46,16 +46,18 @@ class HashedFile {
   void write(const void* data, std::size_t num_bytes) {
     file_.write(data, num_bytes);
     hash_.update(data, num_bytes);
+    num_bytes_ += static_cast<std::int64_t>(num_bytes);
   }
   void write(std::string_view text) { write(text.data(), text.size()); }
-  std::string finish() {
+  SnapshotFile finish() {
     file_.commit();
-    return hash_.hex_digest();
+    return {hash_.hex_digest(), num_bytes_};
   }
 
  private:
   OutputFile file_;
   Sha256 hash_;
+  std::int64_t num_bytes_ = 0;
 };
 
 std::vector<std::pair<std::string, at::Tensor>> weights_of(const Chain& chain) {
@@ -71,7 +73,7 @@ std::string header_line(const std::string& name, const at::Tensor& tensor) {
                      fmt::join(tensor.sizes(), ","), name);
 }
 
-std::string write_weights(const fs::path& path, const Chain& chain) {
+SnapshotFile write_weights(const fs::path& path, const Chain& chain) {
   const auto tensors = weights_of(chain);
   std::string header = fmt::format("headroom weights 1: {}\n", tensors.size());
   for (const auto& [name, tensor] : tensors) header += header_line(name, tensor) + "\n";
@@ -131,7 +133,7 @@ void read_weights(const InputFile& file, std::int64_t offset, const Chain& chain
 
 // An archive's writer ends the program when it is told that a write failed (it throws from its
 // destructor). So it is never told: the error waits until it is done.
-std::string write_optimizer(const fs::path& path, const torch::optim::Optimizer& optimizer) {
+SnapshotFile write_optimizer(const fs::path& path, const torch::optim::Optimizer& optimizer) {
   HashedFile file(path);
   std::exception_ptr error;
   torch::serialize::OutputArchive archive;
@@ -165,7 +167,7 @@ void read_optimizer(const fs::path& path, torch::optim::Optimizer& optimizer) {
   }
 }
 
-std::string write_position(const fs::path& path, const TrainingPosition& position) {
+SnapshotFile write_position(const fs::path& path, const TrainingPosition& position) {
   HashedFile file(path);
   file.write(position_text(position));
   return file.finish();
@@ -211,9 +213,9 @@ void write_snapshot(const fs::path& folder, std::int64_t sequence, const Chain& 
                     const torch::optim::Optimizer& optimizer, const TrainingPosition& position) {
   SnapshotList list;
   list.sequence = sequence;
-  list.digests[kWeights] = write_weights(folder / kWeights, chain);
-  list.digests[kOptimizer] = write_optimizer(folder / kOptimizer, optimizer);
-  list.digests[kPosition] = write_position(folder / kPosition, position);
+  list.files[kWeights] = write_weights(folder / kWeights, chain);
+  list.files[kOptimizer] = write_optimizer(folder / kOptimizer, optimizer);
+  list.files[kPosition] = write_position(folder / kPosition, position);
   write_snapshot_list(folder.string(), list);
 }
 

@@ -84,7 +84,8 @@ void remove_stale(const fs::path& folder) {
 
 std::string list_body(const SnapshotList& list) {
   std::string text = fmt::format("{}\nsequence {}\n", kFirstLine, list.sequence);
-  for (const auto& [name, digest] : list.digests) text += fmt::format("{}  {}\n", digest, name);
+  for (const auto& [name, file] : list.files)
+    text += fmt::format("{}  {}  {}\n", file.sha256, file.num_bytes, name);
   return text;
 }
 
@@ -116,8 +117,13 @@ SnapshotList parse_snapshot_list(std::string_view text, const std::string& where
   constexpr std::size_t kDigestSize = 64;
   while (!rest.empty()) {
     const std::string_view line = next_line();
-    if (line.size() > kDigestSize + 2 && !rest.empty())
-      list.digests.emplace(line.substr(kDigestSize + 2), line.substr(0, kDigestSize));
+    if (line.size() <= kDigestSize + 2 || rest.empty()) continue;
+    const std::string_view size_and_name = line.substr(kDigestSize + 2);
+    const std::size_t gap = std::min(size_and_name.find("  "), size_and_name.size());
+    SnapshotFile& file =
+        list.files[std::string(size_and_name.substr(std::min(gap + 2, size_and_name.size())))];
+    file.sha256 = line.substr(0, kDigestSize);
+    file.num_bytes = whole_number(size_and_name.substr(0, gap)).value_or(0);
   }
   // The lines must be those that this list is written as, to the letter: a flipped bit anywhere
   // makes another text.
@@ -151,9 +157,12 @@ void write_snapshot_list(const std::string& folder, const SnapshotList& list) {
 void check_snapshot_file(const std::string& folder, const SnapshotList& list,
                          const std::string& name) {
   const std::string path = (fs::path(folder) / name).string();
-  const auto found = list.digests.find(name);
-  if (found == list.digests.end()) fail(folder, fmt::format("does not list {}", name));
+  const auto found = list.files.find(name);
+  if (found == list.files.end()) fail(folder, fmt::format("does not list {}", name));
   const InputFile file(path, throw_as<SnapshotError>);
+  if (file.size() != found->second.num_bytes)
+    file.fail(fmt::format("is corrupt: it has {} bytes, not the {} it was saved with", file.size(),
+                          found->second.num_bytes));
   Sha256 hash;
   std::vector<char> piece(1 << 20);
   for (std::int64_t done = 0; done < file.size();) {
@@ -163,7 +172,7 @@ void check_snapshot_file(const std::string& folder, const SnapshotList& list,
     hash.update(piece.data(), static_cast<std::size_t>(count));
     done += count;
   }
-  if (hash.hex_digest() != found->second)
+  if (hash.hex_digest() != found->second.sha256)
     file.fail("is corrupt: its SHA-256 is not the one it was saved with");
 }
 

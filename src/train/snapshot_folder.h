@@ -8,11 +8,18 @@
 
 namespace headroom {
 
-/// What a snapshot is made of: its files with their SHA-256, and when it was written among those of
-/// its folder. This list is the last file to be written, and holds its own SHA-256.
+/// One file of a snapshot as it was saved. Its size is looked at first: a file of another size,
+/// such as one without end, is not read.
+struct SnapshotFile {
+  std::string sha256;
+  std::int64_t num_bytes = 0;
+};
+
+/// What a snapshot is made of, and when it was written among those of its folder. This list is the
+/// last file to be written, and holds its own SHA-256.
 struct SnapshotList {
-  std::int64_t sequence = 0;                   ///< counts the snapshots written to an output folder
-  std::map<std::string, std::string> digests;  ///< by file name
+  std::int64_t sequence = 0;                  ///< counts the snapshots written to an output folder
+  std::map<std::string, SnapshotFile> files;  ///< by name
 };
 
 std::string snapshot_list_text(const SnapshotList& list);

@@ -77,6 +77,8 @@ TEST(OutputFile, RefusesFoldersAndReplacesWhatALinkPointsTo) {
   EXPECT_THROW(write_file_atomically(folder.path().string(), "x"), ConfigError);
   EXPECT_THROW(write_file_atomically(folder / "absent/file", "x"), ConfigError);
   EXPECT_THROW(write_file_atomically(folder / std::string(5000, 'x'), "x"), ConfigError);
+  fs::create_symlink(folder / "loop", folder / "loop");
+  EXPECT_THROW(write_file_atomically(folder / "loop", "x"), ConfigError);
   write_plain(folder / "file", "old");
   fs::create_symlink(folder / "file", folder / "link");
   write_file_atomically(folder / "link", "new");

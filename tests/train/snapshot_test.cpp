@@ -189,6 +189,10 @@ TEST_F(SnapshotTest, EveryCutFileIsFound) {
     fs::create_symlink("/dev/zero", path);
     EXPECT_THROW(load(folder), SnapshotError) << name << " is a device";
     fs::remove(path);
+    write_plain(path, "");
+    fs::resize_file(path, std::uintmax_t{1} << 40);  // takes no disk; reading it would take hours
+    EXPECT_THROW(load(folder), SnapshotError) << name << " is absurdly large";
+    fs::remove(path);
     EXPECT_THROW(load(folder), SnapshotError) << name << " is missing";
     write_plain(path, whole);
   }
@@ -203,7 +207,7 @@ TEST_F(SnapshotTest, WrongContentsWithRightSumsAreRefused) {
     SnapshotList list = before;
     Sha256 hash;
     hash.update(bytes.data(), bytes.size());
-    list.digests[name] = hash.hex_digest();
+    list.files[name] = {hash.hex_digest(), static_cast<std::int64_t>(bytes.size())};
     write_plain(path, bytes);
     write_snapshot_list(folder, list);
     try {
