@@ -24,12 +24,12 @@ class TokenSource {
 };
 using Tokens = std::shared_ptr<const TokenSource>;
 
-/// A file of tokens, memory-mapped: as nanoGPT writes it (uint16 without a header) or as llm.c does
-/// (a header of 1024 bytes, then uint16 or uint32; the header is recognised by its magic number).
-/// Throws DataError when the file is missing, empty or truncated.
+/// A file of tokens, read where it lies: as nanoGPT writes it (uint16 without a header) or as llm.c
+/// does (a header of 1024 bytes, then uint16 or uint32; the header is recognised by its magic
+/// number). Throws DataError when the file is missing, empty or truncated.
 Tokens open_token_file(const std::string& path);
 
-/// A text file by bytes, memory-mapped. Throws DataError when it is missing or empty.
+/// A text file by bytes, read where it lies. Throws DataError when it is missing or empty.
 Tokens open_text_file(const std::string& path);
 
 /// A text file through a tokenizer, four bytes per token in memory.
