@@ -79,7 +79,7 @@ ConfigSetter set_positive(double& member) {
     char* end = nullptr;
     const double number = std::strtod(value.c_str(), &end);
     if (value.empty() || *end != '\0' || !(number > 0.0 && std::isfinite(number)))
-      throw ConfigError(fmt::format("{}={}: give a number above 0", key, value));
+      throw ConfigError(fmt::format("{}='{}': give a number above 0", key, value));
     member = number;
   };
 }

