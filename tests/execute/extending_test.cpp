@@ -37,12 +37,17 @@ ZooModel make_perceptron(const std::string& name, const std::string& text) {
   network->push_back("hidden", nn::Linear(num_pixels, config.width));
   network->push_back("tanh", nn::Tanh());
   network->push_back("head", nn::Linear(config.width, config.classes));
-  return image_model(network, config);
+  return image_model(network, config, name, text);
 }
 
 ModelFamily perceptron_family() {
   PerceptronConfig config;
-  return {"one hidden layer", {"perceptron"}, keys_of(setters_of(config)), make_perceptron};
+  return {"one hidden layer",
+          {"perceptron"},
+          keys_of(setters_of(config)),
+          make_perceptron,
+          {own_model_type("perceptron")},  // how a saved one is told by its config.json
+          [](ConfigFile& file) { return make_perceptron("perceptron", own_sizes(file)); }};
 }
 
 // An optimizer: src/optim/sign_sgd.cpp.

@@ -225,7 +225,7 @@ TEST_F(TrainingPitfall, OutOfMemoryOnTheFirstRealStepAfterTheProbe) {
       const std::int64_t budget = budget_range(run, folder_ / "floor").floor_bytes;
       return PreparedRun(run, arguments_of(run, budget, folder_ / "plan"))
           .trainer->plan()
-          .predicted_peak_bytes;
+          .predicted_peak_bytes();
     }();
     // Not a byte more than the plan says: backward and the optimizer's step are in it.
     const TrainResults results = train(run, predicted, folder_ / "out");
