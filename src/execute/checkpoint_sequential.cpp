@@ -12,12 +12,12 @@ namespace {
 std::vector<CheckpointSegment> split(std::size_t num_layers, std::int64_t num_segments) {
   const auto all = static_cast<std::int64_t>(num_layers);
   num_segments = std::min(num_segments, all);
-  const auto size = static_cast<std::size_t>(segment_size(all, num_segments));
+  const auto begin_of = [&](std::int64_t segment) {
+    return static_cast<std::size_t>(segment_begin(all, num_segments, segment));
+  };
   std::vector<CheckpointSegment> segments;
-  for (std::size_t begin = 0; segments.size() < static_cast<std::size_t>(num_segments);
-       begin += size)
-    segments.push_back({begin, begin + size, true, {}});
-  segments.back().end = num_layers;
+  for (std::int64_t i = 0; i < num_segments; ++i)
+    segments.push_back({begin_of(i), begin_of(i + 1), true, {}});
   return segments;
 }
 

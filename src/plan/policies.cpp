@@ -30,13 +30,10 @@ constexpr PolicyName kPolicyNames[] = {
     {"sqrt", PolicyKind::kSqrt, false},       {"log", PolicyKind::kLog, false},
     {"revolve", PolicyKind::kRevolve, true}};
 
-/// Segments of num_stages / num_segments stages; the last one takes the rest.
 Decide segments(int num_stages, int num_segments) {
-  const int size = static_cast<int>(segment_size(num_stages, num_segments));
-  return [size, num_segments](const Interval& interval) {
-    const int segment = std::min((interval.first - 1) / size, num_segments - 1);
-    const int next =
-        segment + 1 < num_segments ? (segment + 1) * size + 1 : std::numeric_limits<int>::max();
+  return [num_stages, num_segments](const Interval& interval) {
+    const std::int64_t segment = segment_of(num_stages, num_segments, interval.first - 1);
+    const auto next = static_cast<int>(segment_begin(num_stages, num_segments, segment + 1)) + 1;
     return next <= interval.last ? Decision::sweep(next) : Decision::keep(0);
   };
 }

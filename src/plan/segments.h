@@ -7,10 +7,18 @@
 
 namespace headroom {
 
-/// Stages of each of `num_segments` segments but the last, which takes the rest: 2, 2, 2, 4 of 10,
-/// as PyTorch's checkpoint_sequential cuts them. At most as many segments as stages.
-constexpr std::int64_t segment_size(std::int64_t num_stages, std::int64_t num_segments) {
-  return num_stages / num_segments;
+/// The first stage, from 0, of segment number `segment`, from 0: sizes differ by one at most, since
+/// the largest segment makes the peak. 10 stages in 4 segments are 2, 3, 2, 3. At most as many
+/// segments as stages; the segment after the last begins at num_stages.
+constexpr std::int64_t segment_begin(std::int64_t num_stages, std::int64_t num_segments,
+                                     std::int64_t segment) {
+  return segment * num_stages / num_segments;
+}
+
+/// The segment that has this stage, both from 0.
+constexpr std::int64_t segment_of(std::int64_t num_stages, std::int64_t num_segments,
+                                  std::int64_t stage) {
+  return ((stage + 1) * num_segments - 1) / num_stages;
 }
 
 /// Segments of the policy "sqrt".

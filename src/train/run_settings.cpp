@@ -47,7 +47,7 @@ std::int64_t samples_of_window(const TrainingArguments& arguments,
 
 OptimizerConfig optimizer_of(const TrainingArguments& arguments, std::int64_t global_batch) {
   OptimizerConfig config;
-  config.name = arguments.optim;
+  config.name = optimizer_row(arguments.optim).name;
   config.learning_rate =
       arguments.scale_lr_by_batch == 0
           ? arguments.learning_rate

@@ -11,8 +11,8 @@ enum class PolicyKind {
   kOptimal,   ///< the fastest plan that fits, by ChainSolver
   kNone,      ///< keeps everything
   kEvery,     ///< keeps every boundary, recomputes every stage but the last
-  kSegments,  ///< keeps the boundaries of K segments as torch's checkpoint_sequential cuts them,
-              ///< recomputes all but the last segment
+  kSegments,  ///< keeps the boundaries of K segments of equal size, or by one stage larger, as
+              ///< checkpoint_sequential cuts them; recomputes all but the last segment
   kSqrt,      ///< kSegments with K = round(sqrt(number of stages))
   kLog,      ///< halves recursively: about log2(n) boundaries at a time, log2(n) / 2 extra forwards
   kRevolve,  ///< C snapshots, placed binomially: the fewest extra forwards for equal stages
