@@ -270,19 +270,24 @@ TrainingPosition snapshot_position(const std::string& folder,
 }
 
 std::string last_snapshot(const std::string& output_dir) {
-  std::vector<FoundSnapshot> all = find_snapshots(output_dir);
+  const std::vector<FoundSnapshot> all = find_snapshots(output_dir);
   std::string problem;
+  const auto skip = [&](const std::string& why) {
+    if (problem.empty()) problem = why;
+    log_warning(fmt::format("skipping a broken snapshot: {}", why));
+  };
+  // When one without a list was written is not known: they are all named.
+  for (const FoundSnapshot& snapshot : all) {
+    if (!snapshot.problem.empty()) skip(snapshot.problem);
+  }
   for (auto snapshot = all.rbegin(); snapshot != all.rend(); ++snapshot) {
+    if (!snapshot->problem.empty()) continue;
     try {
-      if (snapshot->problem.empty()) {
-        check_files(snapshot->folder, snapshot->list);
-        return snapshot->folder;
-      }
+      check_files(snapshot->folder, snapshot->list);
+      return snapshot->folder;
     } catch (const SnapshotError& error) {
-      snapshot->problem = error.what();
+      skip(error.what());
     }
-    if (problem.empty()) problem = snapshot->problem;
-    log_warning(fmt::format("skipping a broken snapshot: {}", snapshot->problem));
   }
   fail(output_dir, all.empty() ? "holds no snapshot to resume from"
                                : fmt::format("holds no whole snapshot: {}", problem));

@@ -286,14 +286,16 @@ TEST_F(BadInputTest, Snapshots) {
   ASSERT_EQ(outcome.exit_code, 0) << outcome.err;
   ASSERT_TRUE(fs::is_directory(folder_ / "out/snapshot-2"));
 
-  expect_refused({
-      {resumed({"--resume_from_checkpoint", folder_ / "absent"}), 5, folder_ / "absent"},
-      {resumed({"--resume_from_checkpoint", "last", "--seed", "7"}), 5, "seed"},
-      {resumed({"--resume_from_checkpoint", "last", "--optim", "sgd"}), 5, "optim"},
-      {resumed({"--resume_from_checkpoint", "last", "--per_device_train_batch_size", "16"}), 5,
-       "16"},
-      {resumed({"--resume_from_checkpoint", "last", "--shuffle", "false"}), 5, "shuffle"},
-  });
+  // One after the other: an output folder belongs to one run at a time.
+  for (const BadInput& bad : std::vector<BadInput>{
+           {resumed({"--resume_from_checkpoint", folder_ / "absent"}), 5, folder_ / "absent"},
+           {resumed({"--resume_from_checkpoint", "last", "--seed", "7"}), 5, "seed"},
+           {resumed({"--resume_from_checkpoint", "last", "--optim", "sgd"}), 5, "optim"},
+           {resumed({"--resume_from_checkpoint", "last", "--per_device_train_batch_size", "16"}), 5,
+            "16"},
+           {resumed({"--resume_from_checkpoint", "last", "--shuffle", "false"}), 5, "shuffle"},
+       })
+    expect_refused(bad);
 
   // By its name a broken snapshot is refused; "last" takes the one before it.
   const std::string fourth = folder_ / "out/snapshot-4", weights = fourth + "/weights.bin";

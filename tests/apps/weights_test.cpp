@@ -12,7 +12,8 @@ namespace fs = std::filesystem;
 
 class WeightsTest : public ::testing::Test {
  protected:
-  Outcome train(const std::string& output, const std::vector<std::string>& more) const {
+  Outcome train(const std::string& output, const std::vector<std::string>& more,
+                const std::string& learning_rate = "0.01") const {
     std::vector<std::string> words = {"train",
                                       "--dataset",
                                       "synthetic",
@@ -21,7 +22,7 @@ class WeightsTest : public ::testing::Test {
                                       "--max_steps",
                                       "3",
                                       "--learning_rate",
-                                      "0.01",
+                                      learning_rate,
                                       "--per_device_train_batch_size",
                                       "4"};
     words.insert(words.end(), more.begin(), more.end());
@@ -65,8 +66,7 @@ TEST_F(WeightsTest, ARunLeavesItsModel) {
 TEST_F(WeightsTest, ARunStartsFromAFolder) {
   ASSERT_EQ(train_gpt("first").exit_code, 0);
   const std::string from = folder_ / "first";
-  const Outcome second = train("second", {"--model_name_or_path", from, "--learning_rate", "0",
-                                          "--lr_scheduler_type", "constant"});
+  const Outcome second = train("second", {"--model_name_or_path", from}, "0");
   ASSERT_EQ(second.exit_code, 0) << second.err;
   EXPECT_EQ(read_file(folder_ / "second/model.safetensors"),
             read_file(folder_ / "first/model.safetensors"))

@@ -19,6 +19,8 @@ using testing::peak_of;
 using testing::run_step;
 using torch::Tensor;
 
+using Bounds = std::vector<std::pair<std::size_t, std::size_t>>;
+
 std::vector<std::pair<std::size_t, std::size_t>> bounds(const CheckpointStrategy& strategy,
                                                         std::size_t num_layers) {
   std::vector<std::pair<std::size_t, std::size_t>> result;
@@ -28,7 +30,6 @@ std::vector<std::pair<std::size_t, std::size_t>> bounds(const CheckpointStrategy
 }
 
 TEST(CheckpointStrategyTest, Segments) {
-  using Bounds = std::vector<std::pair<std::size_t, std::size_t>>;
   EXPECT_EQ(bounds(CheckpointStrategy::every(), 3), (Bounds{{0, 1}, {1, 2}, {2, 3}}));
   EXPECT_EQ(bounds(3, 7), (Bounds{{0, 2}, {2, 4}, {4, 7}}));
   EXPECT_EQ(bounds(9, 2), (Bounds{{0, 1}, {1, 2}})) << "no more segments than layers";

@@ -1,6 +1,8 @@
-// A program that knows nothing but the installed package and one header: uses each name that is
-// promised to users.
+// A program that knows nothing but LibTorch, the installed package and its one header: uses each
+// name that is promised to users.
 #include <headroom/headroom.h>
+
+#include <torch/torch.h>
 
 #include <cstdio>
 #include <cstdlib>
@@ -38,6 +40,28 @@ void use_accumulator() {
   by_epoch.flush();
 }
 
+void use_contrastive() {
+  torch::nn::Linear model(3, 2);
+  torch::optim::SGD optimizer(model->parameters(), 0.1);
+  headroom::ContrastiveAccumulator accumulator(
+      optimizer, *model,
+      [&](const headroom::MicroBatch& micro) {
+        return std::vector<torch::Tensor>{model->forward(micro.inputs[0])};
+      },
+      [](const std::vector<torch::Tensor>& e) { return torch::mm(e[0], e[0].t()).mean(); });
+  headroom::MicroBatch batch;
+  batch.inputs = {torch::randn({6, 3})};
+  batch.num_samples = 6;
+  expect(accumulator.update(headroom::split(batch, 2)).updated, "ContrastiveAccumulator");
+}
+
+void use_safetensors() {
+  const torch::Tensor weight = torch::randn({2, 3});
+  headroom::save_safetensors("package_test.safetensors", {{"weight", weight}});
+  expect(torch::equal(headroom::load_safetensors("package_test.safetensors").at("weight"), weight),
+         "load_safetensors and save_safetensors");
+}
+
 void use_planner() {
   headroom::PlanRequest request;
   request.budget_bytes = 1000;
@@ -73,6 +97,8 @@ headroom::TrainResults use_trainer() {
 int main() {
   use_checkpoint();
   use_accumulator();
+  use_contrastive();
+  use_safetensors();
   use_planner();
   const headroom::TrainResults results = use_trainer();
   expect(results.global_step == 2, "Trainer");
