@@ -32,7 +32,7 @@ demo: setup $(BUILD)/build.ninja
 	cmake --build --preset $(PRESET) -j $(JOBS) --target headroom_app
 	$(HEADROOM) compare --model gpt --model_config n_layer=6,n_head=6,n_embd=384,block_size=256 \
 	    --dataset /usr/share/common-licenses/GPL-3 --learning_rate 1e-3 --global_batch_size 32 \
-	    --per_device_train_batch_size 8 --max_steps 2 --memory_budget 300MiB \
+	    --per_device_train_batch_size 8 --max_steps 1 --memory_budget 300MiB \
 	    --output_dir $(BUILD)/demo/gpt --disable_tqdm
 	$(HEADROOM) compare --model mlp --dataset fashion-mnist --optim sgd --learning_rate 1e-3 \
 	    --lr_scheduler_type constant --max_grad_norm 0 --shuffle false --global_batch_size 64 \
