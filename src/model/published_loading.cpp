@@ -4,6 +4,7 @@
 #include <headroom/core/log.h>
 #include <headroom/model/safetensors.h>
 #include "core/name_list.h"
+#include "core/text.h"
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
@@ -16,10 +17,6 @@ namespace headroom {
 namespace {
 
 constexpr double kHeadDeviation = 0.02;
-
-bool starts_with(const std::string& text, const std::string& start) {
-  return text.compare(0, start.size(), start) == 0;
-}
 
 // Does `text` fit a pattern with "*" for any text?
 bool fits(const std::string& pattern, const std::string& text) {
