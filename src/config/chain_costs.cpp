@@ -125,10 +125,17 @@ StageOption read_option(const json& value, const std::string& where) {
   return option;
 }
 
+CarriedBytes read_carried(const json& value, const std::string& where) {
+  const ObjectReader reader(value, where, {"stages_back", "bytes"});
+  return {static_cast<int>(reader.integer("stages_back", kMaxChainStages)),
+          reader.integer("bytes", kMaxChainBytes)};
+}
+
 StageCosts read_stage(const json& value, const std::string& where, std::size_t number) {
-  const ObjectReader reader(value, where,
-                            {"name", "output_bytes", "grad_bytes", "forward_ns",
-                             "forward_transient_bytes", "param_grad_bytes", "options"});
+  const ObjectReader reader(
+      value, where,
+      {"name", "output_bytes", "grad_bytes", "forward_ns", "forward_transient_bytes",
+       "param_grad_bytes", "carried", "carried_grad_bytes", "options"});
   StageCosts stage;
   stage.name = reader.text("name", fmt::format("stage {}", number));
   stage.output_bytes = reader.integer("output_bytes", kMaxChainBytes);
@@ -136,6 +143,10 @@ StageCosts read_stage(const json& value, const std::string& where, std::size_t n
   stage.forward_ns = reader.integer("forward_ns", kMaxChainNs);
   stage.forward_transient_bytes = reader.integer("forward_transient_bytes", kMaxChainBytes);
   stage.param_grad_bytes = reader.integer("param_grad_bytes", kMaxChainBytes);
+  stage.carried_grad_bytes = reader.integer("carried_grad_bytes", kMaxChainBytes);
+  reader.each("carried", [&](const json& carried, const std::string& at) {
+    stage.carried.push_back(read_carried(carried, at));
+  });
   reader.each("options", [&](const json& option, const std::string& at) {
     stage.options.push_back(read_option(option, at));
   });
@@ -166,6 +177,16 @@ void validate_stage(const StageCosts& stage, const std::string& where) {
   check(where, "forward_ns", stage.forward_ns, kMaxChainNs);
   check(where, "forward_transient_bytes", stage.forward_transient_bytes, kMaxChainBytes);
   check(where, "param_grad_bytes", stage.param_grad_bytes, kMaxChainBytes);
+  check(where, "carried_grad_bytes", stage.carried_grad_bytes, stage.grad_bytes);
+  std::int64_t carried_bytes = 0;
+  for (const CarriedBytes& carried : stage.carried) {
+    if (carried.stages_back < 1)
+      throw ConfigError(fmt::format("{}: stages_back is {}, but must be at least 1", where,
+                                    carried.stages_back));
+    check(where, "carried bytes", carried.bytes, stage.output_bytes);
+    carried_bytes = std::min(carried_bytes + carried.bytes, kMaxChainBytes + 1);
+  }
+  check(where, "the sum of carried bytes", carried_bytes, stage.output_bytes);
   if (stage.options.empty())
     throw ConfigError(
         fmt::format("{} has no options; give at least one way to keep what backward needs", where));

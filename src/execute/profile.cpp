@@ -74,39 +74,37 @@ void set_unit_times(StageCosts& costs, std::int64_t num_samples) {
   }
 }
 
-bool shares_memory(const at::Tensor& tensor, const Tensors& others) {
-  return std::any_of(others.begin(), others.end(), [&](const at::Tensor& other) {
-    return other.defined() && tensor.is_alias_of(other);
-  });
+const void* storage_of(const at::Tensor& tensor) {
+  return tensor.defined() && tensor.has_storage() ? tensor.storage().unsafeGetStorageImpl()
+                                                  : nullptr;
 }
 
-// Bytes of outputs that are views of the stage's inputs. They cost nothing where the input stays
-// (the chain's own input) but keep the input's memory alive where the plan believes it freed, so
-// there they count as if they were copies.
-std::int64_t view_bytes(const Tensors& outputs, const Tensors& inputs, bool first_stage) {
-  if (first_stage) return 0;
+std::set<const void*> storages_of(const Tensors& tensors) {
+  std::set<const void*> storages;
+  for (const at::Tensor& tensor : tensors) storages.insert(storage_of(tensor));
+  storages.erase(nullptr);
+  return storages;
+}
+
+// Of the bytes of `tensors`, those that need no memory beside `storages`: because they are there,
+// or in another of the tensors.
+std::int64_t shared_bytes(const Tensors& tensors, std::set<const void*> storages) {
   std::int64_t bytes = 0;
-  for (const at::Tensor& output : outputs) {
-    if (output.defined() && shares_memory(output, inputs))
-      bytes += static_cast<std::int64_t>(output.nbytes());
+  for (const at::Tensor& tensor : tensors) {
+    const void* storage = storage_of(tensor);
+    if (storage != nullptr && !storages.insert(storage).second)
+      bytes += static_cast<std::int64_t>(tensor.nbytes());
   }
   return bytes;
 }
+
+// Which stage made the memory of each tensor of a boundary: 0 for what is always there.
+using Makers = std::map<const void*, int>;
 
 // The type of a boundary's gradient: that of the value, which is fp32 where the boundary is only
 // kept in half precision.
 at::ScalarType gradient_type(const at::Tensor& boundary, std::optional<at::ScalarType> half) {
   return boundary.scalar_type() == half ? at::kFloat : boundary.scalar_type();
-}
-
-std::int64_t gradient_bytes(const Tensors& outputs, std::optional<at::ScalarType> half) {
-  std::int64_t bytes = 0;
-  for (const at::Tensor& output : outputs) {
-    if (!output.defined() || !output.is_floating_point()) continue;
-    bytes +=
-        output.numel() * static_cast<std::int64_t>(c10::elementSize(gradient_type(output, half)));
-  }
-  return bytes;
 }
 
 std::int64_t bytes_of(const Tensors& tensors) {
@@ -165,9 +163,52 @@ class CleanGradients {
   std::vector<at::Tensor> parameters_;
 };
 
+// Where the gradient of a stage's input is: in the memory of that of an output, of which it may be
+// a view, or in memory that backward allocated.
+struct InputGradient {
+  int output = -1;
+  int allocation = -1;     // the same for inputs that share one
+  std::int64_t bytes = 0;  // of the allocation
+};
+
+std::vector<InputGradient> locate(const Tensors& input_gradients,
+                                  const std::vector<const void*>& output_storages) {
+  std::vector<InputGradient> places;
+  std::vector<const void*> allocations;
+  const auto index_in = [](const std::vector<const void*>& all, const void* storage) {
+    const auto found = std::find(all.begin(), all.end(), storage);
+    return found == all.end() ? -1 : static_cast<int>(found - all.begin());
+  };
+  for (const at::Tensor& gradient : input_gradients) {
+    InputGradient place;
+    if (const void* storage = storage_of(gradient)) {
+      place.output = index_in(output_storages, storage);
+      if (place.output < 0) {
+        if (index_in(allocations, storage) < 0) allocations.push_back(storage);
+        place.allocation = index_in(allocations, storage);
+        place.bytes = static_cast<std::int64_t>(gradient.storage().nbytes());
+      }
+    }
+    places.push_back(place);
+  }
+  return places;
+}
+
+std::int64_t allocated_bytes(const std::vector<InputGradient>& places) {
+  std::map<int, std::int64_t> by_allocation;
+  for (const InputGradient& place : places) {
+    if (place.allocation >= 0) by_allocation[place.allocation] = place.bytes;
+  }
+  std::int64_t bytes = 0;
+  for (const auto& [allocation, size] : by_allocation) bytes += size;
+  return bytes;
+}
+
 struct StagePair {
   StageCosts grads_unallocated;
   StageCosts grads_preallocated;
+  bool hands_on = false;                       // some memory of the input is memory of the output
+  std::vector<InputGradient> input_gradients;  // as the first run had them; empty: none yet
   Tensors outputs;  // where they take no memory, so that equal stages need not run at all
 };
 
@@ -188,6 +229,9 @@ class ChainProfiler {
       for (const at::Tensor& parameter : parameters_of(i))
         last_user_[parameter.unsafeGetTensorImpl()] = i;
     }
+    for (const auto& tensors : {micro.inputs, micro.targets, chain.parameters()})
+      resident_.merge(storages_of(tensors));
+    for (const auto& [name, buffer] : chain.named_buffers()) resident_.insert(storage_of(buffer));
   }
 
   /// Nothing when a stage does not fit in any way.
@@ -198,7 +242,9 @@ class ChainProfiler {
     profile.num_samples = micro_.num_samples;
     profile.input_bytes = bytes_of(micro_.inputs) + bytes_of(micro_.targets);
     std::map<std::string, StagePair> known;
+    std::vector<std::vector<InputGradient>> places;
     Tensors inputs = micro_.inputs;
+    Makers makers;
     for (std::size_t i = 0; i < chain_.size(); ++i) {
       between_runs_();
       Stage& stage = chain_.stage(i);
@@ -207,20 +253,23 @@ class ChainProfiler {
       const auto found = key.empty() ? known.end() : known.find(key);
       const bool is_known = found != known.end();
       StagePair pair = is_known ? found->second : StagePair{};
-      Tensors outputs = !is_known     ? measure_stage(i, inputs, pair)
-                        : has_memory_ ? run_once(i, inputs)
-                                      : pair.outputs;
+      Tensors outputs = !is_known                      ? measure_stage(i, inputs, pair)
+                        : has_memory_ || pair.hands_on ? run_once(i, inputs)
+                                                       : pair.outputs;
       if (!is_known) {
         if (!has_memory_) pair.outputs = outputs;
         ++profile.num_distinct;
         if (!key.empty()) known[key] = pair;
       }
       if (!fits_) return std::nullopt;
+      makers = add_carried(static_cast<int>(i) + 1, outputs, makers, pair);
       pair.grads_unallocated.name = pair.grads_preallocated.name = stage.name();
+      places.push_back(std::move(pair.input_gradients));
       profile.grads_unallocated.stages.push_back(std::move(pair.grads_unallocated));
       profile.grads_preallocated.stages.push_back(std::move(pair.grads_preallocated));
       inputs = std::move(outputs);
     }
+    add_gradients(places, profile);
     profile.is_complete = is_complete_;
     profile.is_timed = has_memory_;
     profile.seconds = std::chrono::duration<double>(Clock::now() - start).count();
@@ -228,6 +277,65 @@ class ChainProfiler {
   }
 
  private:
+  // Memory that the output has from the input stays for as long as the boundary holds it, however
+  // little of it the output reads. Returns who made the memory of the output.
+  Makers add_carried(int number, const Tensors& outputs, const Makers& makers, StagePair& pair) {
+    Makers made;
+    std::map<int, std::int64_t> bytes_by_distance;
+    for (const at::Tensor& output : outputs) {
+      const void* storage = storage_of(output);
+      if (storage == nullptr || resident_.count(storage) != 0) continue;
+      const auto found = makers.find(storage);
+      const int maker = found == makers.end() ? number : found->second;
+      if (!made.emplace(storage, maker).second || maker == number) continue;
+      bytes_by_distance[number - maker] += static_cast<std::int64_t>(output.storage().nbytes());
+    }
+    for (StageCosts* costs : {&pair.grads_unallocated, &pair.grads_preallocated}) {
+      for (const auto& [distance, bytes] : bytes_by_distance) {
+        costs->carried.push_back({distance, bytes});
+        costs->output_bytes += bytes;
+      }
+    }
+    return made;
+  }
+
+  // The gradient of a boundary occupies whatever memory its tensors are in: that of a far later
+  // boundary, where they only pass through stages or are views.
+  static void add_gradients(const std::vector<std::vector<InputGradient>>& places,
+                            ChainProfile& profile) {
+    using Memory = std::pair<std::size_t, int>;  // the stage that allocated it, and which one
+    std::vector<Memory> outputs;
+    const Memory none(0, -1);
+    std::map<Memory, std::int64_t> sizes;
+    const auto total = [&](const std::set<Memory>& memories) {
+      std::int64_t bytes = 0;
+      for (const Memory& memory : memories) bytes += sizes.at(memory);
+      return bytes;
+    };
+    for (std::size_t l = places.size(); l-- > 0;) {
+      std::vector<Memory> inputs;
+      std::set<Memory> held, handed_on;
+      for (const InputGradient& place : places[l]) {
+        const auto output = static_cast<std::size_t>(place.output);
+        Memory memory = none;
+        if (place.output >= 0 && output < outputs.size()) memory = outputs[output];
+        if (place.allocation >= 0) {
+          memory = {l, place.allocation};
+          sizes[memory] = place.bytes;
+        }
+        inputs.push_back(memory);
+        if (memory == none) continue;
+        held.insert(memory);
+        if (memory.first != l) handed_on.insert(memory);
+      }
+      for (ChainCosts* costs : {&profile.grads_unallocated, &profile.grads_preallocated}) {
+        costs->stages[l].carried_grad_bytes = total(handed_on);
+        if (l > 0) costs->stages[l - 1].grad_bytes = total(held);
+      }
+      outputs = std::move(inputs);
+    }
+  }
+
   std::vector<at::Tensor> parameters_of(std::size_t index) const {
     const auto module = chain_.stage(index).module();
     return module ? module->parameters() : std::vector<at::Tensor>{};
@@ -263,7 +371,6 @@ class ChainProfiler {
 
   Tensors measure_stage(std::size_t index, const Tensors& inputs, StagePair& pair) {
     Stage& stage = chain_.stage(index);
-    const bool first = index == 0;
     const bool last = index + 1 == chain_.size();
     Tensors outputs;
     std::vector<Shape> shapes;
@@ -280,9 +387,8 @@ class ChainProfiler {
     });
 
     StageCosts costs;
-    costs.output_bytes =
-        forward.after_bytes - forward.before_bytes + view_bytes(outputs, inputs, first);
-    costs.grad_bytes = last ? 0 : gradient_bytes(outputs, half_);
+    costs.output_bytes = forward.after_bytes - forward.before_bytes;  // but for what is carried
+    pair.hands_on = shared_bytes(outputs, storages_of(inputs)) > 0;
     costs.forward_ns = forward.ns;
     costs.forward_transient_bytes =
         std::max<std::int64_t>(0, forward.peak_bytes - forward.before_bytes - costs.output_bytes);
@@ -318,14 +424,14 @@ class ChainProfiler {
         if (last_user_.at(parameter.unsafeGetTensorImpl()) != index)
           parameter.mutable_grad() = torch::zeros_like(parameter);
       }
-      unallocated =
-          measure_run(index, inputs, shapes, option, &pair.grads_unallocated.param_grad_bytes);
+      unallocated = measure_run(index, inputs, shapes, option, pair.input_gradients,
+                                &pair.grads_unallocated.param_grad_bytes);
       preallocated.forward_ns = unallocated.forward_ns;
       preallocated.backward_ns = unallocated.backward_ns;
       repeat(has_memory_, [&] {
         std::int64_t none = 0;
         const StageOption before = preallocated;
-        preallocated = measure_run(index, inputs, shapes, option, &none);
+        preallocated = measure_run(index, inputs, shapes, option, pair.input_gradients, &none);
         return keep_fastest(preallocated.forward_ns, before.forward_ns) +
                keep_fastest(preallocated.backward_ns, before.backward_ns);
       });
@@ -342,20 +448,18 @@ class ChainProfiler {
   }
 
   // Forward and backward of one stage. `new_gradient_bytes` gets the parameter gradients that
-  // appeared.
+  // appeared, and `places` where the gradients of the inputs are, unless it was known.
   StageOption measure_run(std::size_t index, const Tensors& inputs,
                           const std::vector<Shape>& shapes, int option,
-                          std::int64_t* new_gradient_bytes) {
+                          std::vector<InputGradient>& places, std::int64_t* new_gradient_bytes) {
     Stage& stage = chain_.stage(index);
-    const bool first = index == 0;
     const bool last = index + 1 == chain_.size();
     KeptStage kept;
     const RecomputeScope scope(stage, StageState::record(stage));
     const Measured forward = measure([&] { kept = forward_keeping(call(index), inputs, option); });
 
     StageOption costs;
-    costs.kept_bytes =
-        forward.after_bytes - forward.before_bytes + view_bytes(kept.outputs, inputs, first);
+    costs.kept_bytes = forward.after_bytes - forward.before_bytes;
     costs.forward_transient_bytes =
         std::max<std::int64_t>(0, forward.peak_bytes - forward.before_bytes - costs.kept_bytes);
     costs.forward_ns = forward.ns;
@@ -368,16 +472,25 @@ class ChainProfiler {
                              : at::Tensor());
     }
     const std::int64_t seed_bytes = bytes_of(gradient);
+    std::vector<const void*> seeds;
+    for (const at::Tensor& seed : gradient) seeds.push_back(storage_of(seed));
     Tensors input_gradient;
     const Measured backward = measure([&] {
       if (last) gradient = loss_gradient(kept, 1.0);
       input_gradient = backward_through(std::move(kept), std::move(gradient));
     });
-    const std::int64_t input_gradient_bytes = bytes_of(input_gradient);
+    if (places.empty()) places = locate(input_gradient, seeds);
+    std::int64_t input_gradient_bytes = 0;  // in whatever memory
+    std::set<const void*> seen;
+    for (const at::Tensor& each : input_gradient) {
+      const void* storage = storage_of(each);
+      if (storage != nullptr && seen.insert(storage).second)
+        input_gradient_bytes += static_cast<std::int64_t>(each.storage().nbytes());
+    }
     *new_gradient_bytes = std::max<std::int64_t>(
         0, backward.after_bytes - forward.before_bytes - input_gradient_bytes);
     const std::int64_t expected = forward.before_bytes + costs.kept_bytes + seed_bytes +
-                                  input_gradient_bytes + *new_gradient_bytes;
+                                  allocated_bytes(places) + *new_gradient_bytes;
     costs.backward_transient_bytes = std::max<std::int64_t>(0, backward.peak_bytes - expected);
     costs.backward_ns = backward.ns;
     return costs;
@@ -393,6 +506,7 @@ class ChainProfiler {
   bool is_complete_ = true;
   bool fits_ = true;  // every stage has an option that does
   std::map<const void*, std::size_t> last_user_;
+  std::set<const void*> resident_;  // memory that stays: of inputs, targets, weights and buffers
 };
 
 at::Tensor shape_with(const at::Tensor& tensor, std::int64_t num_samples) {

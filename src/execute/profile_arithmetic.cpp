@@ -4,6 +4,8 @@
 #include <algorithm>
 #include <cmath>
 #include <string>
+#include <utility>
+#include <vector>
 
 namespace headroom {
 namespace {
@@ -13,6 +15,25 @@ std::int64_t on_line(std::int64_t x, std::int64_t x0, std::int64_t y0, std::int6
   const double slope = static_cast<double>(y1 - y0) / static_cast<double>(x1 - x0);
   const double y = static_cast<double>(y0) + slope * static_cast<double>(x - x0);
   return std::max<std::int64_t>(0, std::llround(y));
+}
+
+// A part that only one of the two has (a view, say, where the other had to copy) counts as made
+// anew, which is never less.
+template <typename Move>
+void move_carried(StageCosts& stage, const StageCosts& other, Move move) {
+  std::vector<CarriedBytes> parts;
+  std::int64_t left_bytes = stage.output_bytes;
+  for (CarriedBytes part : stage.carried) {
+    const auto same =
+        std::find_if(other.carried.begin(), other.carried.end(),
+                     [&](const CarriedBytes& far) { return far.stages_back == part.stages_back; });
+    if (same == other.carried.end()) continue;
+    move(part.bytes, same->bytes);
+    part.bytes = std::min(part.bytes, left_bytes);
+    left_bytes -= part.bytes;
+    parts.push_back(part);
+  }
+  stage.carried = std::move(parts);
 }
 
 ChainCosts interpolate_costs(const ChainCosts& small, const ChainCosts& large, std::int64_t n0,
@@ -25,7 +46,10 @@ ChainCosts interpolate_costs(const ChainCosts& small, const ChainCosts& large, s
       value = on_line(n, n0, value, n1, far);
     };
     move(stage.output_bytes, other.output_bytes);
+    move_carried(stage, other, move);
     move(stage.grad_bytes, other.grad_bytes);
+    move(stage.carried_grad_bytes, other.carried_grad_bytes);
+    stage.carried_grad_bytes = std::min(stage.carried_grad_bytes, stage.grad_bytes);
     move(stage.forward_ns, other.forward_ns);
     move(stage.forward_transient_bytes, other.forward_transient_bytes);
     for (std::size_t k = 0; k < stage.options.size(); ++k) {
@@ -49,6 +73,9 @@ void for_bytes(Costs& stage, const StageCosts& other, Visit visit) {
   visit(stage.grad_bytes, other.grad_bytes);
   visit(stage.forward_transient_bytes, other.forward_transient_bytes);
   visit(stage.param_grad_bytes, other.param_grad_bytes);
+  visit(stage.carried_grad_bytes, other.carried_grad_bytes);
+  for (std::size_t i = 0; i < stage.carried.size() && i < other.carried.size(); ++i)
+    visit(stage.carried[i].bytes, other.carried[i].bytes);
   for (std::size_t k = 0; k < stage.options.size(); ++k) {
     auto& option = stage.options[k];
     if (!option.fits) continue;
@@ -65,7 +92,10 @@ ChainCosts empty_costs(const ChainCosts& like) {
     const std::string name = stage.name;
     const std::int64_t param_grad_bytes =
         stage.param_grad_bytes;  // does not depend on the number of samples
+    std::vector<CarriedBytes> carried = std::move(stage.carried);
+    for (CarriedBytes& part : carried) part.bytes = 0;
     stage = StageCosts{};
+    stage.carried = std::move(carried);
     stage.name = name;
     stage.param_grad_bytes = param_grad_bytes;
     stage.options.resize(num_options);

@@ -49,10 +49,13 @@ struct ChainSolver::State {
         taken_gcd = std::gcd(taken_gcd, option.fits ? option.S : 0);
       for (const auto& stored : numbers.stored)
         taken_gcd = std::gcd(taken_gcd, l < numbers.L ? stored[numbers.at(l)] : 0);
+      for (const CarriedBytes& part : numbers.carried[numbers.at(l)])
+        taken_gcd = std::gcd(taken_gcd, part.bytes);
       taken_gcd = std::gcd(taken_gcd, numbers.p[numbers.at(l)]);
     }
     all_gcd = std::gcd(taken_gcd, numbers.G[0]);
     for (int l = 1; l <= numbers.L; ++l) {
+      all_gcd = std::gcd(all_gcd, numbers.carried_grad[numbers.at(l)]);
       all_gcd = std::gcd(all_gcd, std::gcd(numbers.G[numbers.at(l)],
                                            l < numbers.L ? numbers.oN[numbers.at(l)] : 0));
       for (const ChainNumbers::Option& option : numbers.options[numbers.at(l)])
@@ -188,8 +191,9 @@ Decision ChainSolver::State::leanest_choice(const Interval& interval) const {
   const std::int64_t least = bounds.least(intervals.id(first, last), format);
   const std::vector<ChainNumbers::Option>& options_of_first = numbers.options[numbers.at(first)];
   for (std::size_t k = 0; k < options_of_first.size(); ++k) {
-    const std::int64_t after =
-        first < last ? options_of_first[k].S + bounds.least(intervals.id(first + 1, last), 0) : 0;
+    const std::int64_t after = first < last ? numbers.kept(first, format, options_of_first[k]) +
+                                                  bounds.least(intervals.id(first + 1, last), 0)
+                                            : 0;
     if (std::max(numbers.keep_need(first, last, format, options_of_first[k]), after) <= least)
       return Decision::keep(static_cast<int>(k));
   }
@@ -200,7 +204,7 @@ Decision ChainSolver::State::leanest_choice(const Interval& interval) const {
                               bounds.least(intervals.id(first, split - 1), format);
     for (int q = 0; q < numbers.num_formats; ++q) {
       if (!numbers.useful(q, split - 1)) continue;
-      const std::int64_t right = numbers.stored[numbers.at(q)][numbers.at(split - 1)] +
+      const std::int64_t right = numbers.added_as(q, first, format, split - 1) +
                                  bounds.least(intervals.id(split, last), q);
       if (std::max({sweep.need(q), left, right}) <= least) return Decision::sweep(split, q);
     }

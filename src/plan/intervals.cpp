@@ -17,6 +17,10 @@ std::vector<int> classes_of_stages(const ChainNumbers& n) {
                                      n.G[i - 1]};
     // The size of the input matters only where it can be stored in several formats.
     if (n.num_formats > 1) key.push_back(n.A[i - 1]);
+    key.push_back(n.carried_grad[i]);
+    key.push_back(static_cast<std::int64_t>(n.carried[i].size()));
+    for (const CarriedBytes& part : n.carried[i])
+      key.insert(key.end(), {part.stages_back, part.bytes});
     for (const ChainNumbers::Option& option : n.options[i])
       key.insert(key.end(), {option.S, option.oF, option.oB, option.time_ns});
     classes[i] = known.emplace(std::move(key), static_cast<int>(known.size())).first->second;
@@ -31,13 +35,17 @@ ChainNumbers::ChainNumbers(const ChainCosts& chain)
       num_formats(static_cast<int>(chain.boundary_formats.size()) + 1) {
   const std::size_t size = chain.stages.size() + 1;
   A.assign(size, 0);
-  G = oN = p = F = P = A;
+  G = oN = p = F = P = own = carried_grad = A;
+  carried.resize(size);
   G[0] = chain.input_grad_bytes;
   options.resize(size);
   fastest.assign(size, 0);
   for (std::size_t l = 1; l < size; ++l) {
     const StageCosts& stage = chain.stages[l - 1];
-    A[l] = stage.output_bytes;
+    A[l] = own[l] = stage.output_bytes;
+    carried[l] = stage.carried;
+    for (const CarriedBytes& part : carried[l]) own[l] -= part.bytes;
+    carried_grad[l] = stage.carried_grad_bytes;
     G[l] = stage.grad_bytes;
     oN[l] = stage.forward_transient_bytes;
     p[l] = stage.param_grad_bytes;
@@ -71,9 +79,9 @@ ChainNumbers::ChainNumbers(const ChainCosts& chain)
 std::int64_t ChainNumbers::keep_need(int first, int last, int format, const Option& option) const {
   const std::int64_t decoded = format == 0 ? 0 : A[at(first - 1)];
   const std::int64_t forward = G[at(last)] + option.oF;
-  const std::int64_t backward =
-      G[at(first)] + G[at(first - 1)] + option.oB + P[at(last)] - P[at(first - 1)];
-  return decoded + option.S + std::max(forward, backward);
+  const std::int64_t backward = G[at(first)] + G[at(first - 1)] - carried_grad[at(first)] +
+                                option.oB + P[at(last)] - P[at(first - 1)];
+  return decoded + kept(first, format, option) + std::max(forward, backward);
 }
 
 Intervals::Intervals(const ChainNumbers& numbers, bool intern) : ids_(slot(1, numbers.L + 1)) {
@@ -106,7 +114,8 @@ IntervalBounds::IntervalBounds(const ChainNumbers& n, const Intervals& intervals
       std::int64_t least = std::numeric_limits<std::int64_t>::max();
       const int rest = first < last ? intervals.id(first + 1, last) : -1;
       for (const ChainNumbers::Option& option : n.options[n.at(first)]) {
-        const std::int64_t after = rest < 0 ? 0 : option.S + this->least(rest, 0);
+        const std::int64_t after =
+            rest < 0 ? 0 : n.kept(first, format, option) + this->least(rest, 0);
         least = std::min(least, std::max(n.keep_need(first, last, format, option), after));
       }
       Sweep sweep(n, first, last, format);
@@ -118,14 +127,15 @@ IntervalBounds::IntervalBounds(const ChainNumbers& n, const Intervals& intervals
         for (int q = 0; q < num_formats; ++q) {
           if (!n.useful(q, split - 1)) continue;
           const std::int64_t right =
-              n.stored[n.at(q)][n.at(split - 1)] + this->least(intervals.id(split, last), q);
+              n.added_as(q, first, format, split - 1) + this->least(intervals.id(split, last), q);
           least = std::min(least, std::max({sweep.need(q), left, right}));
         }
       }
       const ChainNumbers::Option& fastest = n.options[n.at(first)][n.at(n.fastest[n.at(first)])];
       least_bytes[index(id, format)] = least;
-      ample_bytes[index(id, format)] = std::max(n.keep_need(first, last, format, fastest),
-                                                rest < 0 ? 0 : fastest.S + this->ample(rest, 0));
+      ample_bytes[index(id, format)] =
+          std::max(n.keep_need(first, last, format, fastest),
+                   rest < 0 ? 0 : n.kept(first, format, fastest) + this->ample(rest, 0));
     }
   }
 }

@@ -23,6 +23,9 @@ struct ChainNumbers {
   int L;
   int num_formats;  ///< with full, which is format 0
   std::vector<std::int64_t> A, G, oN, p;
+  std::vector<std::int64_t> own;           ///< of A, what the stage itself allocates
+  std::vector<std::int64_t> carried_grad;  ///< of G[l - 1], what is memory of G[l]
+  std::vector<std::vector<CarriedBytes>> carried;
   std::vector<std::int64_t> F;               ///< prefix sum of the forward times
   std::vector<std::int64_t> P;               ///< prefix sum of p
   std::vector<std::vector<Option>> options;  ///< one that does not fit is larger than any budget
@@ -32,6 +35,25 @@ struct ChainNumbers {
   /// Whether a format can ever help at a boundary.
   bool useful(int format, int boundary) const {
     return format == 0 || (boundary > 0 && stored[at(format)][at(boundary)] < A[at(boundary)]);
+  }
+
+  /// Bytes that a_l adds while a_{first-1} is held in `format`: what it carries of that boundary is
+  /// there already, unless it is in another format.
+  std::int64_t added(int first, int format, int l) const {
+    std::int64_t bytes = A[at(l)];
+    if (format != 0) return bytes;
+    for (const CarriedBytes& part : carried[at(l)]) {
+      if (l - part.stages_back < first) bytes -= part.bytes;
+    }
+    return bytes;
+  }
+  /// The same of a_l in boundary format q.
+  std::int64_t added_as(int q, int first, int format, int l) const {
+    return q == 0 ? added(first, format, l) : stored[at(q)][at(l)];
+  }
+  /// Bytes that Keep(option) of `first` adds while its input is held in `format`.
+  std::int64_t kept(int first, int format, const Option& option) const {
+    return format == 0 ? option.S : option.S + A[at(first)] - own[at(first)];
   }
 
   /// Memory that Keep(option) of `first` needs inside first..last, without what follows: the larger
@@ -53,18 +75,20 @@ class Sweep {
   /// Moves on to the sweep first..split-1. To be called with split = first+1, first+2, ...
   void extend_to(int split) {
     const int i = split - 1;
-    const std::int64_t input = i > first_ || format_ != 0 ? n_.A[n_.at(i - 1)] : 0;
-    const std::int64_t width = input + n_.A[n_.at(i)] + n_.oN[n_.at(i)];
+    const std::int64_t input = i > first_     ? n_.added(first_, format_, i - 1)
+                               : format_ != 0 ? n_.A[n_.at(i - 1)]
+                                              : 0;
+    const std::int64_t width = input + n_.own[n_.at(i)] + n_.oN[n_.at(i)];
     if (width > widest_) widest_ = width;
     split_ = split;
   }
 
   /// Bytes of the sweep, and of putting a_{split-1} into `boundary_format`.
   std::int64_t need(int boundary_format) const {
-    const std::int64_t held =
-        boundary_format == 0
-            ? 0
-            : n_.A[n_.at(split_ - 1)] + n_.stored[n_.at(boundary_format)][n_.at(split_ - 1)];
+    const std::int64_t held = boundary_format == 0
+                                  ? 0
+                                  : n_.added(first_, format_, split_ - 1) +
+                                        n_.stored[n_.at(boundary_format)][n_.at(split_ - 1)];
     return n_.G[n_.at(last_)] + (held > widest_ ? held : widest_);
   }
   std::int64_t time_ns(int boundary_format) const {

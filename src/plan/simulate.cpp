@@ -25,6 +25,7 @@ class ChainState {
         num_stages_(static_cast<int>(chain.stages.size())),
         kept_(chain.stages.size() + 1, kNothing),
         stored_(chain.stages.size() + 1, kNothing),
+        held_bytes_(chain.stages.size() + 1, 0),
         gradient_(num_stages_) {
     live_bytes_ = gradient_bytes(num_stages_);
   }
@@ -79,6 +80,30 @@ class ChainState {
                        : chain_.boundary_formats[index(format - 1)].stored_bytes(output_bytes(l));
   }
 
+  std::int64_t carried_bytes(int l) const {
+    std::int64_t bytes = 0;
+    for (const CarriedBytes& part : stage(l).carried) bytes += part.bytes;
+    return bytes;
+  }
+
+  /// In which a_l is held; it must be.
+  int format_of(int l) const {
+    return l == 0 || kept_[index(l)] != kNothing ? 0 : stored_[index(l)];
+  }
+
+  /// Bytes that the output of stage l adds as the head: what it carries of the nearest boundary
+  /// that is held below it is there already, unless that boundary is in another format.
+  std::int64_t added_bytes(int l) const {
+    int below = l - 1;
+    while (!held(below)) --below;
+    std::int64_t bytes = output_bytes(l);
+    if (format_of(below) != 0) return bytes;
+    for (const CarriedBytes& part : stage(l).carried) {
+      if (l - part.stages_back <= below) bytes -= part.bytes;
+    }
+    return bytes;
+  }
+
   bool held(int l) const {
     return l == 0 || kept_[index(l)] != kNothing || stored_[index(l)] != kNothing;
   }
@@ -87,8 +112,7 @@ class ChainState {
   std::int64_t hold_input(const Operation& operation) {
     const int input = operation.stage - 1;
     if (held(input)) {
-      const int format = input == 0 || kept_[index(input)] != kNothing ? 0 : stored_[index(input)];
-      require(format == operation.format, "its input is held in another format");
+      require(format_of(input) == operation.format, "its input is held in another format");
       return live_bytes_;
     }
     require(head_ == input, "its input is not in memory");
@@ -97,7 +121,7 @@ class ChainState {
     if (operation.format == 0) return live_bytes_;
     const std::int64_t bytes = stored_bytes(input, operation.format);
     const std::int64_t peak = live_bytes_ + bytes;
-    live_bytes_ += bytes - output_bytes(input);
+    live_bytes_ += bytes - std::exchange(held_bytes_[index(input)], bytes);
     time_ns_ += chain_.boundary_formats[index(operation.format - 1)].encode_ns(output_bytes(input));
     return peak;
   }
@@ -116,10 +140,11 @@ class ChainState {
     require(held(input) || head_ == input, "its input is not in memory");
     require(head_ == kNothing || head_ == input, "it leaves the forward before unused");
     require(!held(l), "its output is held already");
-    const std::int64_t peak =
-        live_bytes_ + decode_input(l) + output_bytes(l) + stage(l).forward_transient_bytes;
-    if (head_ == input) live_bytes_ -= output_bytes(input);
-    live_bytes_ += output_bytes(l);
+    const std::int64_t peak = live_bytes_ + decode_input(l) + output_bytes(l) - carried_bytes(l) +
+                              stage(l).forward_transient_bytes;
+    if (head_ == input) live_bytes_ -= held_bytes_[index(input)];
+    held_bytes_[index(l)] = added_bytes(l);
+    live_bytes_ += held_bytes_[index(l)];
     head_ = l;
     time_ns_ += stage(l).forward_ns;
     return peak;
@@ -132,9 +157,10 @@ class ChainState {
     require(operation.option >= 0 && index(operation.option) < stage(l).options.size(),
             "there is no such option");
     const StageOption& option = stage(l).options[index(operation.option)];
+    held_bytes_[index(l)] = option.kept_bytes + (format_of(l - 1) == 0 ? 0 : carried_bytes(l));
     const std::int64_t peak =
-        live_bytes_ + decode_input(l) + option.kept_bytes + option.forward_transient_bytes;
-    live_bytes_ += option.kept_bytes;
+        live_bytes_ + decode_input(l) + held_bytes_[index(l)] + option.forward_transient_bytes;
+    live_bytes_ += held_bytes_[index(l)];
     kept_[index(l)] = operation.option;
     time_ns_ += option.forward_ns;
     return peak;
@@ -146,10 +172,11 @@ class ChainState {
     require(held(l - 1), "its input is not in memory");
     require(head_ == kNothing, "it leaves the forward before unused");
     const StageOption& option = stage(l).options[index(kept_[index(l)])];
-    const std::int64_t appears = gradient_bytes(l - 1) + stage(l).param_grad_bytes;
+    const std::int64_t carried = stage(l).carried_grad_bytes;
+    const std::int64_t appears = gradient_bytes(l - 1) - carried + stage(l).param_grad_bytes;
     const std::int64_t peak =
         live_bytes_ + decode_input(l) + appears + option.backward_transient_bytes;
-    live_bytes_ += appears - gradient_bytes(l) - option.kept_bytes;
+    live_bytes_ += appears - (gradient_bytes(l) - carried) - held_bytes_[index(l)];
     kept_[index(l)] = kNothing;
     gradient_ = l - 1;
     time_ns_ += option.backward_ns;
@@ -160,15 +187,16 @@ class ChainState {
     require(gradient_ < l, "its backward has not run");
     require(l > 1 && stored_[index(l - 1)] != kNothing, "its input has no slot of its own");
     const std::int64_t peak = live_bytes_;
-    live_bytes_ -= stored_bytes(l - 1, stored_[index(l - 1)]);
+    live_bytes_ -= held_bytes_[index(l - 1)];
     stored_[index(l - 1)] = kNothing;
     return peak;
   }
 
   const ChainCosts& chain_;
   int num_stages_;
-  std::vector<int> kept_;    ///< option with which stage l is kept
-  std::vector<int> stored_;  ///< format in which a_l has a slot of its own
+  std::vector<int> kept_;                 ///< option with which stage l is kept
+  std::vector<int> stored_;               ///< format in which a_l has a slot of its own
+  std::vector<std::int64_t> held_bytes_;  ///< that a_l adds as head, in its slot or kept
   int head_ = kNothing;
   int gradient_;  ///< the gradient of this boundary is in memory
   std::int64_t live_bytes_ = 0;

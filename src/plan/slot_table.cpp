@@ -77,7 +77,7 @@ std::int64_t SlotTable::lowest_index(int first, int last, int format) const {
   std::int64_t lowest = kNoIndex;
   const Row& rest = rest_row(first, last);
   for (const ChainNumbers::Option& option : numbers_.options[numbers_.at(first)]) {
-    const std::int64_t after = grid_.units(option.S) + rest.lo;
+    const std::int64_t after = grid_.units(numbers_.kept(first, format, option)) + rest.lo;
     if (after >= lowest) continue;
     lowest = std::min(
         lowest,
@@ -94,7 +94,7 @@ std::int64_t SlotTable::lowest_index(int first, int last, int format) const {
       if (right_lo >= lowest) continue;
       const std::int64_t parts = std::max(
           left.lo + grid_.units(numbers_.P[numbers_.at(last)] - numbers_.P[numbers_.at(split - 1)]),
-          right_lo + grid_.units(numbers_.stored[numbers_.at(q)][numbers_.at(split - 1)]));
+          right_lo + grid_.units(numbers_.added_as(q, first, format, split - 1)));
       if (parts < lowest)
         lowest = std::min(lowest, std::max(parts, grid_.index_of_need(sweep.need(q))));
     }
@@ -110,13 +110,14 @@ std::int64_t SlotTable::ample_index(int first, int last, int format) const {
   if (first == last) return own;
   const std::size_t rest =
       numbers_.at(intervals_.id(first + 1, last)) * numbers_.at(numbers_.num_formats);
-  return std::min(kNoIndex, std::max(own, grid_.units(fastest.S) + ample_[rest]));
+  return std::min(kNoIndex,
+                  std::max(own, grid_.units(numbers_.kept(first, format, fastest)) + ample_[rest]));
 }
 
 void SlotTable::relax_keeps(int first, int last, int format) {
   const Row& rest = rest_row(first, last);
   for (const ChainNumbers::Option& option : numbers_.options[numbers_.at(first)]) {
-    const std::int64_t shift = grid_.units(option.S);
+    const std::int64_t shift = grid_.units(numbers_.kept(first, format, option));
     const std::int64_t begin = std::max(
         shift + rest.lo, grid_.index_of_need(numbers_.keep_need(first, last, format, option)));
     if (begin <= scratch_hi_)
@@ -137,8 +138,7 @@ void SlotTable::relax_splits(int first, int last, int format) {
       if (right.lo > scratch_hi_) continue;
       const std::int64_t left_shift =
           grid_.units(numbers_.P[numbers_.at(last)] - numbers_.P[numbers_.at(split - 1)]);
-      const std::int64_t right_shift =
-          grid_.units(numbers_.stored[numbers_.at(q)][numbers_.at(split - 1)]);
+      const std::int64_t right_shift = grid_.units(numbers_.added_as(q, first, format, split - 1));
       std::int64_t begin = std::max({scratch_lo_, left.lo + left_shift, right.lo + right_shift});
       if (begin > scratch_hi_) continue;
       const std::int64_t time_ns = sweep.time_ns(q);
@@ -233,7 +233,7 @@ Decision SlotTable::decide(const Interval& interval) const {
   const Row& rest = rest_row(first, last);
   const std::vector<ChainNumbers::Option>& options = numbers_.options[numbers_.at(first)];
   for (std::size_t k = 0; k < options.size(); ++k) {
-    const std::int64_t left = index - grid_.units(options[k].S);
+    const std::int64_t left = index - grid_.units(numbers_.kept(first, format, options[k]));
     if (left < rest.lo ||
         index < grid_.index_of_need(numbers_.keep_need(first, last, format, options[k])))
       continue;
@@ -250,7 +250,7 @@ Decision SlotTable::decide(const Interval& interval) const {
     for (int q = 0; q < numbers_.num_formats; ++q) {
       const Row& right = row(intervals_.id(split, last), q);
       const std::int64_t right_index =
-          index - grid_.units(numbers_.stored[numbers_.at(q)][numbers_.at(split - 1)]);
+          index - grid_.units(numbers_.added_as(q, first, format, split - 1));
       if (right_index < right.lo || index < grid_.index_of_need(sweep.need(q))) continue;
       if (sweep.time_ns(q) + right.at(right_index) + left.at(left_index) == time_ns)
         return Decision::sweep(split, q, right_index, left_index);

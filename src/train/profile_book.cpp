@@ -40,6 +40,10 @@ Json chain_json(const ChainCosts& chain) {
                        .set("forward_transient_bytes", option.forward_transient_bytes)
                        .set("backward_transient_bytes", option.backward_transient_bytes));
     }
+    Json carried = Json::array();
+    for (const CarriedBytes& part : stage.carried)
+      carried.push(
+          Json::object().set("stages_back", part.stages_back).set("bytes", part.bytes));
     stages.push(Json::object()
                     .set("name", stage.name)
                     .set("output_bytes", stage.output_bytes)
@@ -47,6 +51,8 @@ Json chain_json(const ChainCosts& chain) {
                     .set("forward_ns", stage.forward_ns)
                     .set("forward_transient_bytes", stage.forward_transient_bytes)
                     .set("param_grad_bytes", stage.param_grad_bytes)
+                    .set("carried", carried)
+                    .set("carried_grad_bytes", stage.carried_grad_bytes)
                     .set("options", options));
   }
   Json formats = Json::array();

@@ -147,6 +147,12 @@ TEST(ChainSolver, MatchesTheOracle) {
   testing::compare_with_oracle(random, 300, {5, 2, 2, 12, 12, true});
 }
 
+TEST(ChainSolver, CountsWhatStagesCarryOnce) {
+  std::mt19937_64 random(16);
+  testing::compare_with_oracle(random, 400, {5, 2, 0, 12, 12, false, 3});
+  testing::compare_with_oracle(random, 200, {5, 2, 2, 12, 12, true, 3});
+}
+
 TEST(ChainSolver, NeverSlowerWithMoreMemory) {
   std::mt19937_64 random(2);
   for (int i = 0; i < 100; ++i) {

@@ -111,6 +111,22 @@ class Oracle {
 
   const StageCosts& stage(int l) const { return chain_.stages[static_cast<std::size_t>(l - 1)]; }
   std::int64_t out(int l) const { return l == 0 ? 0 : stage(l).output_bytes; }
+  std::int64_t carried(int l) const {
+    std::int64_t bytes = 0;
+    for (const CarriedBytes& part : stage(l).carried) bytes += part.bytes;
+    return bytes;
+  }
+  /// What of a_l is there already, because the nearest boundary below that is in memory holds it.
+  std::int64_t shared(std::uint32_t state, int l) const {
+    int below = l - 1;
+    while (below > 0 && kind(state, below) == kAbsent) --below;
+    const int k = below == 0 ? kKept : kind(state, below);
+    if (k > kRetained && k < kKept) return 0;
+    std::int64_t bytes = 0;
+    for (const CarriedBytes& part : stage(l).carried)
+      bytes += l - part.stages_back <= below ? part.bytes : 0;
+    return bytes;
+  }
   std::int64_t grad(int l) const { return l == 0 ? chain_.input_grad_bytes : stage(l).grad_bytes; }
   const BoundaryFormat& format(int q) const {
     return chain_.boundary_formats[static_cast<std::size_t>(q - 1)];
@@ -132,9 +148,12 @@ class Oracle {
     for (int l = gradient(state) + 1; l <= num_stages_; ++l) bytes += stage(l).param_grad_bytes;
     for (int l = 1; l <= num_stages_; ++l) {
       const int k = kind(state, l);
-      if (k == kHead) bytes += out(l);
-      if (k >= kRetained && k < kKept) bytes += packed(l, k - kRetained);
-      if (k >= kKept) bytes += stage(l).options[static_cast<std::size_t>(k - kKept)].kept_bytes;
+      if (k == kHead || k == kRetained) bytes += out(l) - shared(state, l);
+      if (k > kRetained && k < kKept) bytes += packed(l, k - kRetained);
+      if (k >= kKept) {
+        bytes += stage(l).options[static_cast<std::size_t>(k - kKept)].kept_bytes + carried(l) -
+                 shared(state, l);
+      }
     }
     return bytes;
   }
@@ -177,25 +196,27 @@ class Oracle {
     const std::int64_t time = time_before + unpacking(i - 1, q);
     const std::uint32_t after = input_stays ? state : with(state, i - 1, kAbsent);
     if (store != 0 || q == 0) {
-      result.push_back({Type::kRun, i, 0, store, time + stage(i).forward_ns,
-                        std::max(peak_before, base + out(i) + stage(i).forward_transient_bytes),
-                        with(after, i, kHead)});
+      result.push_back(
+          {Type::kRun, i, 0, store, time + stage(i).forward_ns,
+           std::max(peak_before, base + out(i) - carried(i) + stage(i).forward_transient_bytes),
+           with(after, i, kHead)});
     }
     if (!input_stays) return;
     for (int k = 0; k < static_cast<int>(stage(i).options.size()); ++k) {
       const StageOption& option = stage(i).options[static_cast<std::size_t>(k)];
-      result.push_back(
-          {Type::kKeep, i, k, store, time + option.forward_ns,
-           std::max(peak_before, base + option.kept_bytes + option.forward_transient_bytes),
-           with(after, i, kKept + k)});
+      result.push_back({Type::kKeep, i, k, store, time + option.forward_ns,
+                        std::max(peak_before, base + option.kept_bytes + (q == 0 ? 0 : carried(i)) +
+                                                  option.forward_transient_bytes),
+                        with(after, i, kKept + k)});
     }
   }
 
   void add_backward(std::vector<Move>& result, std::uint32_t state, int i, int input) const {
     const StageOption& option = stage(i).options[static_cast<std::size_t>(kind(state, i) - kKept)];
     const int q = input >= kKept ? 0 : input - kRetained;
-    const std::int64_t peak = live(state) + grad(i - 1) + stage(i).param_grad_bytes +
-                              option.backward_transient_bytes + (q == 0 ? 0 : out(i - 1));
+    const std::int64_t peak = live(state) + grad(i - 1) - stage(i).carried_grad_bytes +
+                              stage(i).param_grad_bytes + option.backward_transient_bytes +
+                              (q == 0 ? 0 : out(i - 1));
     std::uint32_t next = with(state, i, kAbsent);
     if (i > 1 && input < kKept) next = with(next, i - 1, kAbsent);
     next = (next & ~7U) | static_cast<std::uint32_t>(i - 1);

@@ -2,6 +2,7 @@
 
 #include <headroom/config/chain_costs.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <random>
 #include <string>
@@ -17,6 +18,8 @@ struct RandomChainLimits {
   /// Options keep little more than the output and forwards need much meanwhile, so that sweeps
   /// decide what fits.
   bool lean_options = false;
+  /// Up to this many parts of outputs are carried over several stages.
+  int max_skips = 0;
 };
 
 inline ChainCosts random_chain(std::mt19937_64& random, const RandomChainLimits& limits) {
@@ -47,6 +50,23 @@ inline ChainCosts random_chain(std::mt19937_64& random, const RandomChainLimits&
                                sometimes(upto(limits.max_bytes / 3))});
     }
     chain.stages.push_back(stage);
+  }
+  for (std::int64_t skip = upto(limits.max_skips); skip > 0 && num_stages > 2; --skip) {
+    const std::int64_t maker = 1 + upto(num_stages - 3),
+                       last = maker + 1 + upto(num_stages - 2 - maker);
+    const std::int64_t bytes = 1 + upto(limits.max_bytes);
+    StageCosts& made = chain.stages[static_cast<std::size_t>(maker - 1)];
+    made.output_bytes += bytes;
+    for (StageOption& option : made.options) option.kept_bytes += bytes;
+    for (std::int64_t l = maker + 1; l <= last; ++l) {
+      StageCosts& stage = chain.stages[static_cast<std::size_t>(l - 1)];
+      stage.output_bytes += bytes;
+      stage.carried.push_back({static_cast<int>(l - maker), bytes});
+    }
+  }
+  for (std::size_t l = 1; l < chain.stages.size() && limits.max_skips > 0; ++l) {
+    const std::int64_t most = std::min(chain.stages[l].grad_bytes, chain.stages[l - 1].grad_bytes);
+    chain.stages[l].carried_grad_bytes = sometimes(upto(most));
   }
   chain.input_grad_bytes = random() % 3 == 0 ? upto(limits.max_bytes) : 0;
   const std::int64_t num_formats = upto(limits.max_formats);

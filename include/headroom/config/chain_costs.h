@@ -14,8 +14,8 @@ inline constexpr int kMaxChainStages = 4096;
 
 /// One way of running a stage forward so that its backward can follow.
 struct StageOption {
-  std::int64_t kept_bytes = 0;  ///< held from forward to backward, *including* the stage's output,
-                                ///< excluding its input and parameters
+  std::int64_t kept_bytes = 0;  ///< held from forward to backward, *including* the stage's output
+                                ///< but for what it carries, excluding its input and parameters
   std::int64_t forward_ns = 0;
   std::int64_t backward_ns = 0;
   std::int64_t forward_transient_bytes = 0;  ///< above input + kept_bytes, during forward
@@ -23,6 +23,13 @@ struct StageOption {
       0;  ///< above input + kept_bytes + both gradients, during backward
   bool fits =
       true;  ///< false: it was found not to fit, its numbers mean nothing, and no plan has it
+};
+
+/// A part of a stage's output that it hands on as it is: memory that an earlier stage's output has
+/// brought, and that every boundary in between holds as well (a long skip).
+struct CarriedBytes {
+  int stages_back = 1;  ///< to the stage that made it: 1 is the one before
+  std::int64_t bytes = 0;
 };
 
 /// What one stage costs for one micro-batch.
@@ -37,6 +44,9 @@ struct StageCosts {
       0;  ///< parameter gradients that appear during backward; 0 where they are already allocated
   std::vector<StageOption>
       options;  ///< at least one; the first is the plain one, which fixed policies use
+  std::vector<CarriedBytes> carried;  ///< parts of output_bytes, which no kept_bytes include
+  /// Of the gradient of the input, what is the very memory of the gradient of the output.
+  std::int64_t carried_grad_bytes = 0;
 };
 
 /// A way to hold a boundary (the tensors between two stages) other than as it is. Consumers read
