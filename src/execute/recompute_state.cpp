@@ -20,6 +20,32 @@ thread_local UndoWritesScope* undo_scope = nullptr;
 
 bool is_in_place(std::string_view name) { return ends_with(name, "_") && !ends_with(name, "__"); }
 
+// The buffers of a module that have something to keep.
+std::vector<at::Tensor> kept_buffers(const torch::nn::Module& module) {
+  std::vector<at::Tensor> buffers;
+  for (const at::Tensor& buffer : module.buffers()) {
+    if (buffer.defined() && buffer.numel() > 0 && !buffer.is_meta()) buffers.push_back(buffer);
+  }
+  return buffers;
+}
+
+std::string bytes_of(const at::Tensor& buffer) {
+  const at::Tensor plain = buffer.contiguous().cpu();
+  return {static_cast<const char*>(plain.data_ptr()), plain.nbytes()};
+}
+
+void set_bytes(const at::Tensor& buffer, const std::string& bytes) {
+  // data() has a version counter of its own: backward may have saved the buffer and must not see it
+  // as modified.
+  at::Tensor plain = buffer.data();
+  if (plain.is_cpu() && plain.is_contiguous()) {
+    std::memcpy(plain.data_ptr(), bytes.data(), bytes.size());
+  } else {
+    plain.copy_(torch::from_blob(const_cast<char*>(bytes.data()), plain.sizes(),
+                                 plain.options().device(torch::kCPU)));
+  }
+}
+
 }  // namespace
 
 AutocastState AutocastState::capture() {
@@ -149,6 +175,10 @@ StageState StageState::record(const Stage& stage) {
   StageState state;
   state.random_ = RandomState::capture();
   if (const auto module = stage.module()) {
+    if (stage.depends_on_buffers()) {
+      for (const at::Tensor& buffer : kept_buffers(*module))
+        state.buffers_.push_back(bytes_of(buffer));
+    }
     for (const at::Tensor& parameter : module->parameters()) {
       state.parameter_versions_.push_back(static_cast<std::uint32_t>(parameter._version()));
     }
@@ -175,26 +205,14 @@ RecomputeScope::RecomputeScope(const Stage& stage, const StageState& state)
     : random_(state.random()) {
   const auto module = stage.module();
   if (!module) return;
-  for (const at::Tensor& buffer : module->buffers()) {
-    if (!buffer.defined() || buffer.numel() == 0 || buffer.is_meta()) continue;
-    const at::Tensor bytes = buffer.contiguous().cpu();
-    buffers_.emplace_back(buffer,
-                          std::string(static_cast<const char*>(bytes.data_ptr()), bytes.nbytes()));
-  }
+  for (const at::Tensor& buffer : kept_buffers(*module))
+    buffers_.emplace_back(buffer, bytes_of(buffer));
+  for (std::size_t i = 0; i < state.buffers().size(); ++i)
+    set_bytes(buffers_[i].first, state.buffers()[i]);
 }
 
 RecomputeScope::~RecomputeScope() {
-  for (auto& [buffer, bytes] : buffers_) {
-    // data() has a version counter of its own: backward may have saved the buffer and must not see
-    // it as modified.
-    at::Tensor plain = buffer.data();
-    if (plain.is_cpu() && plain.is_contiguous()) {
-      std::memcpy(plain.data_ptr(), bytes.data(), bytes.size());
-    } else {
-      plain.copy_(
-          torch::from_blob(bytes.data(), plain.sizes(), plain.options().device(torch::kCPU)));
-    }
-  }
+  for (const auto& [buffer, bytes] : buffers_) set_bytes(buffer, bytes);
 }
 
 }  // namespace headroom

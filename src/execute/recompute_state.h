@@ -106,14 +106,18 @@ class StageState {
   void check_parameters(const Stage& stage) const;
 
   const RandomState& random() const { return random_; }
+  /// The bytes of the module's buffers before the first forward, for a stage that depends on them.
+  const std::vector<std::string>& buffers() const { return buffers_; }
 
  private:
   RandomState random_;
+  std::vector<std::string> buffers_;
   std::vector<std::uint32_t> parameter_versions_;
 };
 
-/// For the lifetime of the scope the random state is that of the stage's first forward; afterwards
-/// random state and buffers (BatchNorm's statistics) are as they were before it.
+/// For the lifetime of the scope the random state, and buffers that the stage depends on, are those
+/// of the stage's first forward; afterwards random state and buffers (BatchNorm's statistics) are
+/// as they were before it.
 class RecomputeScope {
  public:
   RecomputeScope(const Stage& stage, const StageState& state);

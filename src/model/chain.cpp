@@ -60,7 +60,7 @@ std::vector<std::pair<std::string, at::Tensor>> collect_once(
     for (const auto& item : collect(*stage->module())) {
       if (!item.value().defined() || !seen.insert(item.value().unsafeGetTensorImpl()).second)
         continue;
-      all.emplace_back(stage->name() + "." + item.key(), item.value());
+      all.emplace_back(stage->parameter_prefix() + item.key(), item.value());
     }
   }
   return all;

@@ -94,6 +94,9 @@ TEST(Architecture, LibrariesStayInTheirLayers) {
     if (starts_with(include.target, "spdlog/")) {
       EXPECT_TRUE(include.is_source && include.layer == "core") << include.file;
     }
+    if (starts_with(include.target, "torch/csrc/jit/") || include.target == "torch/script.h") {
+      EXPECT_TRUE(starts_with(include.file, "src/model/script_")) << include.file;
+    }
     if (include.target.find("c10d") != std::string::npos) {
       EXPECT_TRUE(include.is_source && include.layer == "comm") << include.file;
     }

@@ -76,6 +76,14 @@ class Executor {
   std::vector<std::vector<at::Tensor>> stage_parameters_;
 };
 
+/// For a chain that was cut from a model: compares the two on one micro-batch, bit by bit, with
+/// everything kept and with everything recomputed: loss, the gradient of every parameter, buffers
+/// and random state. Throws ConfigError, naming the first parameter that differs, and when the model
+/// cannot be trained at all. Gradients are cleared before and after; buffers and random state are
+/// left as they were. The whole model takes the memory of keeping everything: throws
+/// c10::OutOfMemoryError when it is not there. Does nothing for any other chain.
+void check_whole_model(const Chain& chain, const MicroBatch& micro);
+
 /// The plan that keeps everything: the ordinary way to train.
 std::vector<Operation> keep_everything(std::size_t num_stages);
 

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <headroom/core/error.h>
 #include <headroom/core/micro_batch.h>
 
 #include <ATen/core/Tensor.h>
@@ -8,6 +9,7 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -15,6 +17,9 @@ namespace torch::nn {
 class Module;
 class SequentialImpl;
 }  // namespace torch::nn
+namespace torch::jit {
+struct Module;
+}
 
 namespace headroom {
 
@@ -62,6 +67,14 @@ class Stage {
   /// saved by recomputing alone.
   virtual bool couples_samples() const { return false; }
 
+  /// True when what forward computes depends on buffers that a forward writes, so that a recompute
+  /// has to start from the values that the first forward found.
+  virtual bool depends_on_buffers() const { return false; }
+
+  /// What stands before the names of the module's parameters and buffers to make them unique in the
+  /// chain.
+  virtual std::string parameter_prefix() const { return name_ + "."; }
+
   const std::string& name() const { return name_; }
 
  protected:
@@ -69,6 +82,30 @@ class Stage {
 
  private:
   std::string name_;
+};
+
+/// The model that a chain was cut from, over the same parameters and buffers.
+class WholeModel {
+ public:
+  virtual ~WholeModel() = default;
+  /// The loss of the model run whole, as its author wrote it, summed over the items: with a graph
+  /// for backward where gradients are enabled.
+  virtual at::Tensor loss(const MicroBatch& micro) = 0;
+  /// The name of the file that save() writes; empty when the model has no file of its own.
+  virtual std::string file_name() const = 0;
+  /// Writes the model with its present parameters and buffers; the file appears whole or not at
+  /// all. Throws DataError when it cannot be written.
+  virtual void save(const std::string& path) const = 0;
+};
+
+/// What a model that somebody else wrote is trained on, by its outputs and the micro-batch's
+/// targets. Tensors of tuples, lists and dictionaries count as outputs in their order.
+enum class LossKind {
+  kCrossEntropy,   ///< of outputs[0]: class scores in dimension 1, or in the last one
+  kMse,            ///< of outputs[0], averaged over the elements of a sample
+  kBceWithLogits,  ///< of outputs[0], averaged over the elements of a sample
+  kModel,          ///< the model reads inputs and targets, and returns the loss: one number is the
+                   ///< mean over the items, several are one for each
 };
 
 /// A network as stages in order, the loss being part of the last. Copies share the stages.
@@ -83,6 +120,30 @@ class Chain {
 
   Chain() = default;
 
+  /// Cuts the forward of a TorchScript module (torch.jit.script or torch.jit.trace, in training
+  /// mode) into a chain. The chain trains the module's own tensors. Every stage gives bit by bit
+  /// what the whole module gives: check_whole_model() of execute tells. A micro-batch gives forward
+  /// its arguments in order; those that it has no tensor for have their defaults.
+  /// `example`: a few samples, so that the cuts can be placed by the bytes that cross them; without
+  /// one, operations are counted. A TorchScript file is a program: open only files that you trust.
+  /// Throws DataError for a file that is no TorchScript, and ConfigError for a model that cannot be
+  /// trained or cut.
+  static Chain from_script(const std::string& path, LossKind loss, const MicroBatch& example = {});
+  static Chain from_script(const torch::jit::Module& module, LossKind loss,
+                           const MicroBatch& example = {});
+  static Chain from_script(const std::string& path, Loss loss, const MicroBatch& example = {});
+  static Chain from_script(const torch::jit::Module& module, Loss loss,
+                           const MicroBatch& example = {});
+
+  /// Traces a function of one or more tensors over the parameters and buffers of `module`, and cuts
+  /// it like a TorchScript module. It is traced again for every shape of micro-batch.
+  static Chain from_function(std::shared_ptr<torch::nn::Module> module, Forward forward,
+                             const std::vector<at::Tensor>& example, Loss loss);
+  /// The same for a module (torch::nn::Linear, or a pointer to a module) whose forward takes
+  /// `example`: one to three tensors.
+  template <typename Module>
+  static Chain from_module(Module module, const std::vector<at::Tensor>& example, Loss loss);
+
   /// One stage per child of the Sequential, and the loss as part of the last child's stage.
   /// `runs_without_memory` is what the stages say of themselves.
   static Chain from_sequential(const std::shared_ptr<torch::nn::SequentialImpl>& sequential,
@@ -92,6 +153,10 @@ class Chain {
   Chain& add(std::shared_ptr<Stage> stage);
   /// Adds a stage made from a function; `module` owns the parameters that it uses and may be null.
   Chain& add(std::string name, std::shared_ptr<torch::nn::Module> module, Forward forward);
+
+  /// The model that the chain was cut from; null for stages that were written as such.
+  const std::shared_ptr<WholeModel>& whole() const { return whole_; }
+  void set_whole(std::shared_ptr<WholeModel> whole) { whole_ = std::move(whole); }
 
   std::size_t size() const { return stages_.size(); }
   Stage& stage(std::size_t index) const { return *stages_[index]; }
@@ -120,7 +185,16 @@ class Chain {
  private:
   std::vector<std::shared_ptr<Stage>> stages_;
   std::shared_ptr<const ModelFormat> format_;
+  std::shared_ptr<WholeModel> whole_;
 };
+
+/// The loss of a kind but kModel, which needs the model: throws ConfigError then.
+Chain::Loss make_loss(LossKind kind);
+
+/// Every name of a loss, as --loss takes them, and the kind of one. Throws ConfigError, naming the
+/// nearest, for another.
+std::vector<std::string> loss_names();
+LossKind parse_loss(const std::string& name);
 
 /// Cross-entropy summed over the samples, for classifiers: outputs[0] (B, classes),
 /// micro.targets[0] (B).
@@ -129,5 +203,39 @@ at::Tensor summed_cross_entropy(const std::vector<at::Tensor>& outputs, const Mi
 /// How many samples have their greatest score at the target, as a scalar of int64; undefined when
 /// the outputs are no class scores.
 at::Tensor count_correct(const std::vector<at::Tensor>& outputs, const MicroBatch& micro);
+
+namespace detail {
+
+template <typename Result, typename Module, typename... T>
+struct HasForward : std::false_type {};
+template <typename Module, typename... T>
+struct HasForward<
+    std::void_t<decltype(at::Tensor(std::declval<Module&>()->forward(std::declval<T>()...)))>,
+    Module, T...> : std::true_type {};
+
+}  // namespace detail
+
+template <typename Module>
+Chain Chain::from_module(Module module, const std::vector<at::Tensor>& example, Loss loss) {
+  using T = const at::Tensor&;
+  std::shared_ptr<torch::nn::Module> owner;
+  if constexpr (std::is_convertible_v<Module, std::shared_ptr<torch::nn::Module>>)
+    owner = module;
+  else
+    owner = module.ptr();
+  auto forward = [module](const std::vector<at::Tensor>& x,
+                          const MicroBatch&) mutable -> std::vector<at::Tensor> {
+    if constexpr (detail::HasForward<void, Module, T>::value)
+      if (x.size() == 1) return {module->forward(x[0])};
+    if constexpr (detail::HasForward<void, Module, T, T>::value)
+      if (x.size() == 2) return {module->forward(x[0], x[1])};
+    if constexpr (detail::HasForward<void, Module, T, T, T>::value)
+      if (x.size() == 3) return {module->forward(x[0], x[1], x[2])};
+    throw ConfigError(
+        "the module's forward does not take as many tensors as the example has: give "
+        "Chain::from_function a function that calls it");
+  };
+  return from_function(std::move(owner), std::move(forward), example, std::move(loss));
+}
 
 }  // namespace headroom

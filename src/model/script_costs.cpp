@@ -1,0 +1,240 @@
+#include "model/script_costs.h"
+
+#include <headroom/core/random.h>
+#include "model/script_segment.h"
+
+#include <ATen/record_function.h>
+#include <torch/torch.h>
+
+#include <algorithm>
+#include <limits>
+#include <set>
+#include <string_view>
+#include <unordered_map>
+
+namespace headroom::script {
+namespace {
+
+using namespace torch::jit;
+
+// What lies between two neighbouring legal cuts.
+struct Piece {
+  double work = 0;   // operations
+  double bytes = 0;  // of the tensors that it makes
+};
+
+struct GraphCosts {
+  std::vector<Piece> pieces;  // one more than there are cuts
+  std::unordered_map<const Value*, double> bytes_of;
+};
+
+std::size_t begin_of(const CutGraph& graph, std::size_t piece) {
+  return piece == 0 ? 0 : graph.cuts[piece - 1].position;
+}
+std::size_t end_of(const CutGraph& graph, std::size_t piece) {
+  return piece < graph.cuts.size() ? graph.cuts[piece].position : graph.nodes.size();
+}
+
+GraphCosts count_nodes(const CutGraph& graph) {
+  GraphCosts costs;
+  for (std::size_t i = 0; i <= graph.cuts.size(); ++i) {
+    const auto count = static_cast<double>(end_of(graph, i) - begin_of(graph, i));
+    costs.pieces.push_back({count, count});
+  }
+  for (const Cut& cut : graph.cuts) {
+    for (const Value* value : cut.tensors) costs.bytes_of[value] = 1;
+  }
+  return costs;
+}
+
+// Adds up multiplications of products and convolutions while it lives.
+class WorkCounter {
+ public:
+  WorkCounter() {
+    current_work = 0;
+    callback_ = at::addThreadLocalCallback(at::RecordFunctionCallback(&WorkCounter::on_operation)
+                                               .needsInputs(true)
+                                               .scopes({at::RecordScope::FUNCTION}));
+  }
+  ~WorkCounter() { at::removeCallback(callback_); }
+  WorkCounter(const WorkCounter&) = delete;
+  WorkCounter& operator=(const WorkCounter&) = delete;
+
+  double work() const { return current_work; }
+
+ private:
+  static std::unique_ptr<at::ObserverContext> on_operation(const at::RecordFunction& operation) {
+    const std::string_view name = operation.name();
+    if (name == "aten::convolution") {
+      current_work += convolution_work(operation.inputs());
+    } else if (name == "aten::mm" || name == "aten::bmm") {
+      current_work += product_work(operation.inputs(), 0);
+    } else if (name == "aten::addmm" || name == "aten::baddbmm") {
+      current_work += product_work(operation.inputs(), 1);
+    }
+    return nullptr;
+  }
+
+  static double product_work(c10::ArrayRef<const IValue> inputs, std::size_t first) {
+    if (inputs.size() < first + 2 || !inputs[first].isTensor() || !inputs[first + 1].isTensor())
+      return 0;
+    return static_cast<double>(inputs[first].toTensor().numel()) *
+           static_cast<double>(inputs[first + 1].toTensor().size(-1));
+  }
+
+  // Each place of the output, or of the input of a transposed one, meets every weight.
+  static double convolution_work(c10::ArrayRef<const IValue> inputs) {
+    if (inputs.size() < 7 || !inputs[0].isTensor() || !inputs[1].isTensor()) return 0;
+    const at::Tensor& input = inputs[0].toTensor();
+    double places = input.dim() > 2 ? static_cast<double>(input.size(0)) : 1;
+    for (std::int64_t i = 2; i < input.dim(); ++i) places *= static_cast<double>(input.size(i));
+    const bool is_transposed = inputs[6].isBool() && inputs[6].toBool();
+    if (!is_transposed && inputs[3].isIntList()) {
+      for (const std::int64_t stride : inputs[3].toIntVector())
+        places /= static_cast<double>(stride);
+    }
+    return places * static_cast<double>(inputs[1].toTensor().numel());
+  }
+
+  static thread_local double current_work;
+  at::CallbackHandle callback_;
+};
+
+thread_local double WorkCounter::current_work = 0;
+
+// Runs the graph piece by piece and notes the bytes of every tensor of the top level.
+class CostCounter {
+ public:
+  CostCounter(const CutGraph& graph, const Stack& arguments)
+      : graph_(graph), arguments_(arguments) {}
+
+  GraphCosts run() {
+    const torch::NoGradGuard no_grad;
+    const RandomStateScope random(RandomState::capture());
+    std::vector<at::Tensor> boundary;
+    for (std::size_t i = 0; i <= graph_.cuts.size(); ++i) boundary = run_piece(i, boundary);
+    return std::move(costs_);
+  }
+
+ private:
+  std::vector<at::Tensor> run_piece(std::size_t piece, const std::vector<at::Tensor>& boundary) {
+    const bool is_last = piece == graph_.cuts.size();
+    Cut to;
+    if (!is_last) to = graph_.cuts[piece];
+    to.position = end_of(graph_, piece);
+    const std::size_t num_crossing = to.tensors.size();
+    const std::set<const Value*> crossing(to.tensors.begin(), to.tensors.end());
+    for (std::size_t k = begin_of(graph_, piece); k < to.position; ++k) {
+      for (Value* output : graph_.nodes[k]->outputs()) {
+        if (is_tensor(output) && crossing.count(output) == 0) to.tensors.push_back(output);
+      }
+    }
+    const Segment segment(graph_, piece == 0 ? nullptr : &graph_.cuts[piece - 1], &to);
+    const WorkCounter counter;
+    std::vector<at::Tensor> outputs = run_unnoticed(segment, boundary);
+    costs_.pieces.push_back({counter.work(), new_bytes(segment, boundary, outputs, to.tensors)});
+    outputs.erase(outputs.begin() + static_cast<std::ptrdiff_t>(num_crossing),
+                  outputs.begin() + static_cast<std::ptrdiff_t>(to.tensors.size()));
+    return outputs;
+  }
+
+  std::vector<at::Tensor> run_unnoticed(const Segment& segment,
+                                        const std::vector<at::Tensor>& boundary) const {
+    std::vector<std::pair<at::Tensor, at::Tensor>> buffers;
+    for (const StateTensor& state : segment.state()) {
+      if (!state.is_parameter) buffers.emplace_back(state.tensor, state.tensor.clone());
+    }
+    std::vector<at::Tensor> outputs = segment.run(boundary, arguments_);
+    for (auto& [buffer, value] : buffers) buffer.data().copy_(value);
+    return outputs;
+  }
+
+  double new_bytes(const Segment& segment, const std::vector<at::Tensor>& boundary,
+                   const std::vector<at::Tensor>& outputs, const std::vector<Value*>& values) {
+    std::set<const void*> seen;
+    const auto is_new = [&](const at::Tensor& tensor) {
+      return tensor.defined() && tensor.has_storage() &&
+             seen.insert(tensor.storage().unsafeGetStorageImpl()).second;
+    };
+    for (const at::Tensor& tensor : boundary) is_new(tensor);
+    for (const StateTensor& state : segment.state()) is_new(state.tensor);
+    double bytes = 0;
+    for (std::size_t i = 0; i < values.size(); ++i) {
+      if (!outputs[i].defined()) continue;
+      costs_.bytes_of[values[i]] = static_cast<double>(outputs[i].nbytes());
+      if (is_new(outputs[i])) bytes += static_cast<double>(outputs[i].nbytes());
+    }
+    return bytes;
+  }
+
+  const CutGraph& graph_;
+  const Stack& arguments_;
+  GraphCosts costs_;
+};
+
+// Bytes that cross `cut` and not the one before.
+double added_bytes(const GraphCosts& costs, const Cut& cut, const Cut* before) {
+  double bytes = 0;
+  for (Value* value : cut.tensors) {
+    const bool is_held =
+        before != nullptr &&
+        std::find(before->tensors.begin(), before->tensors.end(), value) != before->tensors.end();
+    const auto found = costs.bytes_of.find(value);
+    if (!is_held && found != costs.bytes_of.end()) bytes += found->second;
+  }
+  return bytes;
+}
+
+// Work and bytes of a piece as parts of the whole.
+std::vector<double> shares(const GraphCosts& costs) {
+  Piece total;
+  for (const Piece& piece : costs.pieces) {
+    total.work += piece.work;
+    total.bytes += piece.bytes;
+  }
+  std::vector<double> result;
+  for (const Piece& piece : costs.pieces) {
+    result.push_back((total.work > 0 ? piece.work / total.work : 0) / 2 +
+                     (total.bytes > 0 ? piece.bytes / total.bytes : 0) / 2);
+  }
+  return result;
+}
+
+}  // namespace
+
+std::vector<const Cut*> choose_cuts(const CutGraph& graph, const std::optional<Stack>& arguments) {
+  // A cut is made somewhere in each window of the work that begins and ends this far behind the cut
+  // before.
+  constexpr double kWindowBegin = 1.0 / 40;
+  constexpr double kWindowEnd = 1.0 / 20;
+  const GraphCosts costs = arguments ? CostCounter(graph, *arguments).run() : count_nodes(graph);
+  const std::vector<double> share = shares(costs);
+  std::vector<const Cut*> chosen;
+  double since = 0;
+  for (std::size_t i = 0; i < graph.cuts.size();) {
+    since += share[i];
+    if (since < kWindowBegin) {
+      ++i;
+      continue;
+    }
+    const Cut* before = chosen.empty() ? nullptr : chosen.back();
+    std::size_t best = i;
+    double best_bytes = std::numeric_limits<double>::infinity();
+    double reach = since;
+    for (std::size_t k = i; k < graph.cuts.size(); ++k) {
+      if (k > i) reach += share[k];
+      if (k > i && reach > kWindowEnd) break;
+      const double bytes = added_bytes(costs, graph.cuts[k], before);
+      if (bytes < best_bytes) {
+        best = k;
+        best_bytes = bytes;
+      }
+    }
+    chosen.push_back(&graph.cuts[best]);
+    since = 0;
+    i = best + 1;
+  }
+  return chosen;
+}
+
+}  // namespace headroom::script

@@ -1,0 +1,38 @@
+#pragma once
+
+// Where a flat graph may be cut, and where it is.
+
+#include "model/script_graph.h"
+
+#include <headroom/core/micro_batch.h>
+
+#include <cstdint>
+#include <vector>
+
+namespace headroom::script {
+
+/// A place between two nodes of the top level, and what crosses it. Arguments and state do not:
+/// every stage reads them where they are.
+struct Cut {
+  std::size_t position = 0;  ///< before this node
+  std::vector<torch::jit::Value*> tensors;
+  /// Numbers and lists of ints that later nodes read and cannot find out again from shapes; they
+  /// cross as small tensors.
+  std::vector<torch::jit::Value*> numbers;
+};
+
+struct CutGraph {
+  FlatGraph flat;
+  std::vector<torch::jit::Node*> nodes;  ///< of the top level, without constants
+  std::vector<Cut> cuts;                 ///< every legal one, in order
+};
+
+/// Finds the places where the graph may be cut: no later node writes to memory that crosses, and no
+/// `with` block is open. Of neighbours with the same crossing tensors the first is taken.
+CutGraph find_cuts(FlatGraph flat);
+
+/// A number that crosses, as a tensor, and back.
+at::Tensor pack(const torch::jit::IValue& value);
+torch::jit::IValue unpack(const at::Tensor& tensor, const c10::TypePtr& type);
+
+}  // namespace headroom::script

@@ -1,0 +1,274 @@
+#include "model/script_segment.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+#include <torch/csrc/jit/ir/constants.h>
+#include <torch/torch.h>
+
+#include <algorithm>
+#include <set>
+#include <sstream>
+#include <string_view>
+#include <unordered_map>
+#include <utility>
+
+namespace headroom::script {
+namespace {
+
+using namespace torch::jit;
+
+void gather(const IValue& value, std::vector<at::Tensor>& tensors) {
+  if (value.isTensor()) {
+    if (value.toTensor().defined()) tensors.push_back(value.toTensor());
+  } else if (value.isTuple()) {
+    for (const IValue& each : value.toTupleRef().elements()) gather(each, tensors);
+  } else if (value.isList()) {
+    for (const IValue& each : value.toListRef()) gather(each, tensors);
+  } else if (value.isGenericDict()) {
+    for (const auto& each : value.toGenericDict()) gather(each.value(), tensors);
+  }
+}
+
+bool is_batch_norm(const Node* node) {
+  return std::string_view(node->kind().toQualString()) == "aten::batch_norm" ||
+         std::string_view(node->kind().toQualString()) == "aten::instance_norm";
+}
+
+// Statistics that are only kept, for evaluation, do not change what a training step computes: those
+// of a norm, and a count that only counts itself up.
+bool only_updates(const Use& use) {
+  if (is_batch_norm(use.user) && (use.offset == 3 || use.offset == 4)) {
+    const auto uses_batch = toIValue(use.user->inputs()[5]);
+    return uses_batch && uses_batch->toBool();
+  }
+  return std::string_view(use.user->kind().toQualString()) == "aten::add_" && use.offset == 0 &&
+         !use.user->output()->hasUses();
+}
+
+// Whether what is done depends on the elements of a tensor, and not on shapes alone.
+bool reads_values(const Block* block) {
+  static const std::set<std::string> kinds{
+      "aten::Bool",           "aten::Int",           "aten::Float",      "aten::item",
+      "aten::ScalarImplicit", "aten::FloatImplicit", "aten::is_nonzero", "aten::IntImplicit",
+      "aten::tolist",         "prim::tolist",        "aten::nonzero"};
+  return std::any_of(block->nodes().begin(), block->nodes().end(), [](const Node* node) {
+    const bool takes_tensor = std::any_of(node->inputs().begin(), node->inputs().end(), is_tensor);
+    return (takes_tensor && kinds.count(node->kind().toQualString()) != 0) ||
+           std::any_of(node->blocks().begin(), node->blocks().end(), reads_values);
+  });
+}
+
+std::string shape_text(const at::Tensor& tensor) {
+  return fmt::format("{}[{}]", c10::toString(tensor.scalar_type()),
+                     fmt::join(tensor.sizes().vec(), ","));
+}
+
+// The operations of a graph as text, with values numbered in order: equal for graphs that differ in
+// names and places of the source only.
+class GraphText {
+ public:
+  explicit GraphText(const Graph& graph) { add(graph.block()); }
+  std::string text() const { return text_.str(); }
+
+ private:
+  void add(const Block* block) {
+    for (const Value* input : block->inputs()) number(input);
+    for (const Node* node : block->nodes()) {
+      text_ << node->kind().toQualString();
+      add_inputs(node);
+      if (node->kind() == prim::Constant) add_constant(node->output());
+      for (const Value* output : node->outputs()) number(output);
+      for (const Block* inner : node->blocks()) {
+        text_ << '{';
+        add(inner);
+        text_ << '}';
+      }
+      text_ << ';';
+    }
+    add_inputs(block->return_node());
+  }
+
+  void add_inputs(const Node* node) {
+    for (const Value* input : node->inputs()) text_ << ' ' << numbers_[input];
+  }
+
+  void add_constant(const Value* value) {
+    text_ << ' ' << value->type()->str() << ' ';
+    const auto constant = toIValue(value);
+    if (!constant) return;
+    if (constant->isTensor())
+      text_ << shape_text(constant->toTensor());
+    else
+      text_ << *constant;
+  }
+
+  void number(const Value* value) { numbers_.emplace(value, numbers_.size()); }
+
+  std::ostringstream text_;
+  std::unordered_map<const Value*, std::size_t> numbers_;
+};
+
+// Interpreted code that throws what the operator threw, so that memory running out is seen as that.
+void run_code(const Code& code, Stack& stack) {
+  struct KeepExceptions {
+    KeepExceptions() : before(FLAGS_torch_jit_enable_rethrow_caught_exception) {
+      FLAGS_torch_jit_enable_rethrow_caught_exception = true;
+    }
+    ~KeepExceptions() { FLAGS_torch_jit_enable_rethrow_caught_exception = before; }
+    bool before;
+  };
+  const KeepExceptions keep;
+  InterpreterState(code).run(stack);
+}
+
+}  // namespace
+
+// Copies nodes into the segment's graph. Constants, and numbers that can be found again from
+// shapes, are copied where they are first needed.
+class Segment::Builder {
+ public:
+  Builder(const CutGraph& graph, Segment& segment) : graph_(graph), segment_(segment) {}
+
+  void build(const Cut* from, const Cut* to) {
+    if (from != nullptr) {
+      std::size_t index = 0;
+      for (const auto* list : {&from->tensors, &from->numbers}) {
+        for (Value* value : *list) add_input(value, Source::kBoundary, index++);
+      }
+    }
+    const std::size_t begin = from != nullptr ? from->position : 0;
+    const std::size_t end = to != nullptr ? to->position : graph_.nodes.size();
+    for (std::size_t i = begin; i < end; ++i) copy(graph_.nodes[i]);
+    if (to == nullptr) {
+      for (Value* value : graph_.flat.graph->outputs()) add_output(value);
+      return;
+    }
+    for (const auto* list : {&to->tensors, &to->numbers}) {
+      for (Value* value : *list) add_output(value);
+    }
+  }
+
+ private:
+  Graph& out() { return *segment_.graph_; }
+
+  Value* add_input(Value* value, Source source, std::size_t index) {
+    Value* input = out().addInput();
+    input->setType(value->type());
+    segment_.inputs_.push_back({source, index, value->type()});
+    return map_[value] = input;
+  }
+
+  void add_output(Value* value) {
+    segment_.output_is_tensor_.push_back(is_tensor(value));
+    out().registerOutput(lookup(value));
+  }
+
+  void copy(Node* node) {
+    Node* clone = out().createClone(node, [this](Value* value) { return lookup(value); });
+    out().insertNode(clone);
+    for (std::size_t i = 0; i < node->outputs().size(); ++i)
+      map_[node->outputs()[i]] = clone->outputs()[i];
+  }
+
+  Value* lookup(Value* value) {
+    const auto found = map_.find(value);
+    if (found != map_.end()) return found->second;
+    Node* node = value->node();
+    if (node == graph_.flat.graph->param_node()) return add_graph_input(value);
+    TORCH_INTERNAL_ASSERT(node->kind() == prim::Constant || !is_tensor(value), "value ",
+                          value->debugName(), " of ", node->kind().toQualString(),
+                          " does not reach its segment");
+    copy(node);
+    return map_.at(value);
+  }
+
+  Value* add_graph_input(Value* value) {
+    const StateTensor* state = graph_.flat.state_of(value);
+    if (state == nullptr) return add_input(value, Source::kArgument, value->offset());
+    segment_.state_.push_back(*state);
+    if (!state->is_parameter) note_buffer(value);
+    return add_input(value, Source::kState, segment_.state_.size() - 1);
+  }
+
+  void note_buffer(const Value* buffer) {
+    bool is_written = false;
+    bool is_read = false;
+    for (const Use& use : buffer->uses()) {
+      const auto* schema = use.user->maybeSchema();
+      const bool writes = is_batch_norm(use.user) ||
+                          (schema != nullptr && use.offset < schema->arguments().size() &&
+                           schema->arguments()[use.offset].alias_info() != nullptr &&
+                           schema->arguments()[use.offset].alias_info()->isWrite());
+      // Through a view, a list or a block it may be written to as well.
+      const bool may_write = writes || !use.user->blocks().empty() || schema == nullptr ||
+                             std::any_of(schema->returns().begin(), schema->returns().end(),
+                                         [](const auto& each) { return each.alias_info(); });
+      is_written = is_written || may_write;
+      is_read = is_read || !only_updates(use);
+    }
+    segment_.depends_on_buffers_ = segment_.depends_on_buffers_ || (is_written && is_read);
+  }
+
+  const CutGraph& graph_;
+  Segment& segment_;
+  std::unordered_map<Value*, Value*> map_;
+};
+
+Segment::Segment(const CutGraph& graph, const Cut* from, const Cut* to)
+    : graph_(std::make_shared<Graph>()) {
+  Builder(graph, *this).build(from, to);
+  graph_->lint();
+  code_ = Code(graph_, "headroom_segment");
+  if (reads_values(graph_->block())) return;
+  kind_ = GraphText(*graph_).text();
+  for (const StateTensor& state : state_)
+    kind_ += fmt::format(" {} {} {}", shape_text(state.tensor), state.is_parameter,
+                         state.tensor.requires_grad());
+}
+
+Stack Segment::run_stack(const std::vector<at::Tensor>& boundary, const Stack& arguments) const {
+  Stack stack;
+  stack.reserve(inputs_.size());
+  for (const Input& input : inputs_) {
+    switch (input.source) {
+      case Source::kBoundary:
+        stack.push_back(unpack(boundary.at(input.index), input.type));
+        break;
+      case Source::kArgument:
+        stack.push_back(arguments.at(input.index));
+        break;
+      case Source::kState:
+        stack.emplace_back(state_[input.index].tensor);
+        break;
+    }
+  }
+  run_code(code_, stack);
+  return stack;
+}
+
+std::vector<at::Tensor> Segment::run(const std::vector<at::Tensor>& boundary,
+                                     const Stack& arguments) const {
+  const Stack stack = run_stack(boundary, arguments);
+  std::vector<at::Tensor> outputs;
+  outputs.reserve(stack.size());
+  for (std::size_t i = 0; i < stack.size(); ++i) {
+    // A branch that returns early leaves values that nobody reads: they cross as undefined tensors.
+    const bool is_there = !output_is_tensor_[i] || stack[i].isTensor();
+    outputs.push_back(!is_there              ? at::Tensor()
+                      : output_is_tensor_[i] ? stack[i].toTensor()
+                                             : pack(stack[i]));
+  }
+  return outputs;
+}
+
+Stack Segment::run_last(const std::vector<at::Tensor>& boundary, const Stack& arguments) const {
+  return run_stack(boundary, arguments);
+}
+
+std::vector<at::Tensor> tensors_of(const Stack& values) {
+  std::vector<at::Tensor> tensors;
+  for (const IValue& value : values) gather(value, tensors);
+  return tensors;
+}
+
+}  // namespace headroom::script
