@@ -57,7 +57,8 @@ void check_names(const TrainingArguments& arguments) {
     }
   };
   check("optim", arguments.optim, optimizer_row);
-  if (arguments.model_name_or_path.empty()) check("model", arguments.model, family_of);
+  if (arguments.model_name_or_path.empty() && !is_script(arguments))
+    check("model", arguments.model, family_of);
 }
 
 }  // namespace

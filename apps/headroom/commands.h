@@ -45,6 +45,9 @@ struct Task {
   std::shared_ptr<const Dataset> eval_data;    ///< null where there is none
   std::shared_ptr<const Tokenizer> tokenizer;  ///< of text; null for other data
 };
+/// Whether --model names a TorchScript file.
+bool is_script(const TrainingArguments& arguments);
+/// A TorchScript model is compared with its stages on the first samples, unless it is trusted.
 Task make_task(const TrainingArguments& arguments, std::int64_t num_local_ranks = 1);
 
 /// One subcommand: its flags, and what to do, as an exit code.

@@ -33,6 +33,12 @@ Command add_estimate_command(CLI::App& app) {
   auto flags = std::make_shared<ArgumentFlags>(*command);
   return [flags] {
     const TrainingArguments arguments = flags->arguments();
+    if (is_script(arguments)) {
+      throw ConfigError(fmt::format(
+          "estimate counts the bytes of models of the zoo without running them; a TorchScript "
+          "model has to run: ask headroom plan --model {}",
+          arguments.model));
+    }
     configure_threads(
         static_cast<int>(arguments.num_threads),
         static_cast<int>(arguments.nproc_per_node));  // each thread has scratch memory of its own

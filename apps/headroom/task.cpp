@@ -5,9 +5,12 @@
 #include <headroom/core/random.h>
 #include <headroom/core/runtime.h>
 #include <headroom/data/tokenizer.h>
+#include <headroom/execute/executor.h>
 #include <headroom/memory/meter.h>
+#include "core/text.h"
 #include "data/data_format.h"
 #include "memory/shape_meter.h"
+#include "model/config_text.h"
 #include "model/requested_model.h"
 
 #include <fmt/format.h>
@@ -60,15 +63,72 @@ OpenedData open_data_for(const ModelInput& input, const TrainingArguments& argum
   return open_data(request);
 }
 
+// A TorchScript file does not say what it reads: --model_config says what the data is to be.
+ModelInput script_input(const TrainingArguments& arguments) {
+  ModelInput input;
+  const ConfigSetters setters{
+      {"channels", set_side(input.channels)}, {"rows", set_side(input.rows)},
+      {"columns", set_side(input.columns)},   {"classes", set_size(input.num_classes)},
+      {"length", set_size(input.length)},     {"vocab_size", set_size(input.vocabulary)}};
+  read_config("a TorchScript model", arguments.model_config, setters);
+  if ((input.length > 0) != (input.vocabulary > 0)) {
+    throw ConfigError(
+        "--model_config: a TorchScript model that reads tokens needs both length and vocab_size");
+  }
+  if (input.length > 0) input.kind = ModelInput::Kind::kTokens;
+  return input;
+}
+
+void check_script(const Chain& chain, const MicroBatch& samples) {
+  try {
+    check_whole_model(chain, samples);
+  } catch (const c10::OutOfMemoryError&) {
+    release_failed_backward();
+    throw BudgetError(fmt::format(
+        "--memory_budget does not hold the whole model at {} samples, with which its stages are "
+        "compared before the first update: raise it, or skip that with --trust_model",
+        samples.num_samples));
+  }
+}
+
+Task make_script_task(const TrainingArguments& arguments) {
+  Task task;
+  task.model.input = script_input(arguments);
+  OpenedData data = open_data_for(task.model.input, arguments);
+  // A batch norm needs more than one sample.
+  const std::vector<std::int64_t> first =
+      data.train->size() > 1 ? std::vector<std::int64_t>{0, 1} : std::vector<std::int64_t>{0};
+  const MicroBatch samples = data.train->load(first);
+  try {
+    const OwnerScope owner(Owner::kWeights);
+    task.model.chain = Chain::from_script(arguments.model, parse_loss(arguments.loss), samples);
+  } catch (const OutOfBudget& error) {
+    throw BudgetError(
+        fmt::format("--memory_budget does not even hold the weights of {} and what "
+                    "it computes of {} samples: {}",
+                    arguments.model, samples.num_samples, error.what_without_backtrace()));
+  }
+  if (!arguments.trust_model) check_script(task.model.chain, samples);
+  task.train_data = std::move(data.train);
+  task.eval_data = std::move(data.eval);
+  task.tokenizer = std::move(data.tokenizer);
+  return task;
+}
+
 }  // namespace
+
+bool is_script(const TrainingArguments& arguments) {
+  return arguments.model_name_or_path.empty() && ends_with(arguments.model, ".pt");
+}
 
 Task make_task(const TrainingArguments& arguments, std::int64_t num_local_ranks) {
   configure_threads(static_cast<int>(arguments.num_threads), static_cast<int>(num_local_ranks));
   check_tokenizer(arguments);
-  check_machine_holds_weights(arguments);
+  if (!is_script(arguments)) check_machine_holds_weights(arguments);
   MemoryMeter& meter = MemoryMeter::instance();
   meter.set_cap(arguments.memory_budget_bytes);
   seed_everything(static_cast<std::uint64_t>(arguments.seed));
+  if (is_script(arguments)) return make_script_task(arguments);
   Task task;
   try {
     const OwnerScope owner(Owner::kWeights);

@@ -67,7 +67,8 @@ void check_ranks(const RankEnvironment& ranks, const TrainingArguments& argument
 int train_rank(const TrainingArguments& arguments, std::int64_t num_local_ranks,
                const std::shared_ptr<Communicator>& comm) {
   const Task task = make_task(arguments, num_local_ranks);
-  if (arguments.sample && (!task.tokenizer || task.model.input.num_masked > 0)) {
+  if (arguments.sample &&
+      (!task.tokenizer || task.model.input.num_masked > 0 || is_script(arguments))) {
     throw ConfigError(
         "--sample needs a model that continues text, and text to train on: --model gpt with "
         "--dataset TEXT");
@@ -81,6 +82,8 @@ int train_rank(const TrainingArguments& arguments, std::int64_t num_local_ranks,
       static_cast<int>(trainer.was_interrupted() ? ExitCode::kInterrupted : ExitCode::kDone);
   if (!comm->is_first()) return exit_code;
   if (arguments.save_model && task.tokenizer) task.tokenizer->save(arguments.output_dir);
+  const std::shared_ptr<WholeModel>& whole = task.model.chain.whole();
+  if (arguments.save_model && whole) whole->save(arguments.output_dir + "/" + whole->file_name());
   if (arguments.json) {
     fmt::print("{}\n", to_json(results).dump());
   } else {

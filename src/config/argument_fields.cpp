@@ -168,13 +168,20 @@ ArgumentField bytes(const char* name, std::int64_t A::*member, const char* help,
 // A flag is one row here and one member of TrainingArguments.
 std::vector<ArgumentField> make_fields() {
   return {
-      text("model", &A::model, "a model of the zoo", kInSnapshot | kAffectsCosts),
+      text("model", &A::model, "a model of the zoo, or a TorchScript file (PATH.pt)",
+           kInSnapshot | kAffectsCosts),
       text("model_config", &A::model_config, "sizes of the model as k=v,...",
            kInSnapshot | kAffectsCosts),
       text("model_name_or_path", &A::model_name_or_path,
            "a folder to start from, as Hugging Face has it: config.json, model.safetensors or "
            "shards",
            kInSnapshot | kAffectsCosts),
+      choice("loss", &A::loss, {"cross_entropy", "mse", "bce_with_logits", "model"},
+             "of a TorchScript model; model: it reads the targets and returns the loss",
+             kInSnapshot | kAffectsCosts),
+      on_off("trust_model", &A::trust_model,
+             "do not compare a TorchScript model, bit by bit, with its stages before the first "
+             "update"),
       text("dataset", &A::dataset, "what to train on", kInSnapshot | kAffectsCosts),
       text(
           "tokenizer", &A::tokenizer,

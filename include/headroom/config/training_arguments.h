@@ -15,6 +15,8 @@ struct TrainingArguments {
   std::string model_config;  ///< "k=v,..." sizes of the model
   /// A folder with config.json and weights to start from; empty: `model` with random weights.
   std::string model_name_or_path;
+  std::string loss = "cross_entropy";  ///< of a TorchScript model: also mse, bce_with_logits, model
+  bool trust_model = false;  ///< a TorchScript model is not compared with its chain before training
   std::string dataset = "fashion-mnist";
   std::string tokenizer;  ///< a SentencePiece model for text; empty: bytes
   bool shuffle = true;
