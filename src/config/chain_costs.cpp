@@ -181,8 +181,8 @@ void validate_stage(const StageCosts& stage, const std::string& where) {
   std::int64_t carried_bytes = 0;
   for (const CarriedBytes& carried : stage.carried) {
     if (carried.stages_back < 1)
-      throw ConfigError(fmt::format("{}: stages_back is {}, but must be at least 1", where,
-                                    carried.stages_back));
+      throw ConfigError(
+          fmt::format("{}: stages_back is {}, but must be at least 1", where, carried.stages_back));
     check(where, "carried bytes", carried.bytes, stage.output_bytes);
     carried_bytes = std::min(carried_bytes + carried.bytes, kMaxChainBytes + 1);
   }

@@ -42,8 +42,7 @@ Json chain_json(const ChainCosts& chain) {
     }
     Json carried = Json::array();
     for (const CarriedBytes& part : stage.carried)
-      carried.push(
-          Json::object().set("stages_back", part.stages_back).set("bytes", part.bytes));
+      carried.push(Json::object().set("stages_back", part.stages_back).set("bytes", part.bytes));
     stages.push(Json::object()
                     .set("name", stage.name)
                     .set("output_bytes", stage.output_bytes)

@@ -78,9 +78,9 @@ class Executor {
 
 /// For a chain that was cut from a model: compares the two on one micro-batch, bit by bit, with
 /// everything kept and with everything recomputed: loss, the gradient of every parameter, buffers
-/// and random state. Throws ConfigError, naming the first parameter that differs, and when the model
-/// cannot be trained at all. Gradients are cleared before and after; buffers and random state are
-/// left as they were. The whole model takes the memory of keeping everything: throws
+/// and random state. Throws ConfigError, naming the first parameter that differs, and when the
+/// model cannot be trained at all. Gradients are cleared before and after; buffers and random state
+/// are left as they were. The whole model takes the memory of keeping everything: throws
 /// c10::OutOfMemoryError when it is not there. Does nothing for any other chain.
 void check_whole_model(const Chain& chain, const MicroBatch& micro);
 
