@@ -39,11 +39,14 @@ bool is_forward(OperationKind kind) {
          kind == OperationKind::kForwardKeep;
 }
 
+/// People and files count stages from 1.
+int stage_number(const Operation& operation) { return operation.stage + 1; }
+
 Json plan_as_json(const ChainCosts& chain, const Schedule& plan) {
   Json operations = Json::array();
   for (const Operation& operation : plan.operations) {
     Json entry = Json::object();
-    entry.set("op", operation_name(operation.kind)).set("stage", operation.stage);
+    entry.set("op", operation_name(operation.kind)).set("stage", stage_number(operation));
     if (operation.kind == OperationKind::kForwardKeep) entry.set("option", operation.option);
     const bool tells_format =
         operation.kind == OperationKind::kForwardStore ||
@@ -66,12 +69,12 @@ void print_table(const ChainCosts& chain, const Schedule& plan) {
   const std::size_t num_rows = std::min(plan.operations.size(), kMaxTableRows);
   for (std::size_t i = 0; i < num_rows; ++i) {
     const Operation& operation = plan.operations[i];
-    const std::string& name = chain.stages[static_cast<std::size_t>(operation.stage - 1)].name;
+    const std::string& name = chain.stages[static_cast<std::size_t>(operation.stage)].name;
     const bool keeps = operation.kind == OperationKind::kForwardKeep;
     const bool stores =
         operation.kind == OperationKind::kForwardStore || (keeps && operation.format != 0);
     fmt::print("{:>5}  {:<13}  {:<20}  {:>6}  {:<8}  {:>12}  {:>12}{}\n", i + 1,
-               operation_name(operation.kind), fmt::format("{} {}", operation.stage, name),
+               operation_name(operation.kind), fmt::format("{} {}", stage_number(operation), name),
                keeps ? std::to_string(operation.option) : "",
                stores ? format_name(chain, operation.format) : "",
                format_bytes(plan.curve[i].peak_bytes), format_bytes(plan.curve[i].live_bytes),
@@ -91,7 +94,7 @@ void print_picture(const ChainCosts& chain, const Schedule& plan) {
   std::vector<std::string> rows(num_stages, std::string(num_operations, ' '));
   std::vector<bool> ran(num_stages, false), kept(num_stages, false);
   for (std::size_t i = 0; i < num_operations; ++i) {
-    const auto s = static_cast<std::size_t>(plan.operations[i].stage - 1);
+    const auto s = static_cast<std::size_t>(plan.operations[i].stage);
     const OperationKind kind = plan.operations[i].kind;
     for (std::size_t l = 0; l < num_stages; ++l) rows[l][i] = kept[l] ? '-' : ' ';
     if (is_forward(kind)) {
@@ -126,7 +129,7 @@ void print_plan(const ChainCosts& chain, const Schedule& plan, const std::string
       "\npolicy {}: {} ({} ns), peak {} ({} bytes) at operation {} ({} of stage {}); {} forwards "
       "run again, {:.1f}% of one forward\n",
       policy, format_ns(plan.time_ns), plan.time_ns, format_bytes(plan.peak_bytes), plan.peak_bytes,
-      plan.peak_operation + 1, operation_name(peak.kind), peak.stage, recompute.num_runs,
+      plan.peak_operation + 1, operation_name(peak.kind), stage_number(peak), recompute.num_runs,
       100 * recompute.fraction);
   if (plan.certified_gap_ns > 0) {
     fmt::print("no persistent schedule inside this budget is faster by more than {} ({:.2f}%)\n",

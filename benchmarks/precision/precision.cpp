@@ -65,7 +65,7 @@ std::vector<Operation> same_operations(const Chain& chain, Half half) {
   std::vector<Operation> operations = keep_everything(chain.size());
   for (Operation& operation : operations) {
     if (operation.kind == OperationKind::kForwardKeep && !half) {
-      operation.option = chain.stage(static_cast<std::size_t>(operation.stage) - 1).half_option();
+      operation.option = chain.stage(static_cast<std::size_t>(operation.stage)).half_option();
     }
   }
   return operations;

@@ -15,42 +15,54 @@
 
 namespace headroom {
 
-// The tensors of one micro-batch on its way through the chain. Boundary l is the output of stage l;
-// boundary 0 is the chain's input.
+// The tensors of one micro-batch on its way through the chain. Stage l reads boundary l and makes
+// boundary l + 1; boundary 0 is the chain's input.
 struct Executor::Run {
   Run(const Executor& owner, const MicroBatch& batch, double loss_scale)
-      : executor(owner), micro(batch), scale(loss_scale), stages(owner.chain_.size() + 1) {}
+      : executor(owner),
+        micro(batch),
+        scale(loss_scale),
+        stages(owner.chain_.size()),
+        boundaries(owner.chain_.size() + 1) {}
 
   struct StageTensors {
     std::optional<KeptStage> kept;
-    Tensors slot;  // the stage's output, when it is held on its own, as it is
-    std::shared_ptr<StoredBoundary> stored;  // the same in another format
-    Tensors gradient;                        // of the stage's output
     std::optional<StageState> state;
     std::optional<std::uint64_t> fingerprint;
   };
+  struct BoundaryTensors {
+    Tensors slot;                            // when it is held on its own, as it is
+    std::shared_ptr<StoredBoundary> stored;  // the same in another format
+    Tensors gradient;
+  };
 
-  Stage& stage(std::size_t number) const { return executor.chain_.stage(number - 1); }
-  StageCall call(std::size_t number) const {
-    return {stage(number),
+  Stage& stage(std::size_t index) const { return executor.chain_.stage(index); }
+  StageCall call(std::size_t index) const {
+    return {stage(index),
             micro,
-            number == 1,
-            number == num_stages(),
+            index == 0,
+            is_last(index),
             executor.options_.keep_in_half,
             executor.options_.compute_in_half};
   }
-  std::size_t num_stages() const { return executor.chain_.size(); }
+  bool is_last(std::size_t index) const { return index + 1 == executor.chain_.size(); }
+
+  // What the stage before kept, if it is kept: its output is the boundary.
+  const KeptStage* kept_before(std::size_t boundary) const {
+    const std::optional<KeptStage>& kept = stages[boundary - 1].kept;
+    return kept ? &*kept : nullptr;
+  }
 
   bool is_held(std::size_t boundary) const {
-    return boundary == 0 || stages[boundary].kept || !stages[boundary].slot.empty() ||
-           stages[boundary].stored;
+    return boundary == 0 || kept_before(boundary) || !boundaries[boundary].slot.empty() ||
+           boundaries[boundary].stored;
   }
 
   Tensors read(std::size_t boundary) const {
     if (boundary == 0) return micro.inputs;
-    if (stages[boundary].kept) return stages[boundary].kept->outputs;
-    if (!stages[boundary].slot.empty()) return stages[boundary].slot;
-    if (stages[boundary].stored) return stages[boundary].stored->read();
+    if (const KeptStage* kept = kept_before(boundary)) return kept->outputs;
+    if (!boundaries[boundary].slot.empty()) return boundaries[boundary].slot;
+    if (boundaries[boundary].stored) return boundaries[boundary].stored->read();
     TORCH_INTERNAL_ASSERT(head_boundary == boundary, "the plan reads boundary ", boundary,
                           ", which is not in memory");
     return head;
@@ -58,14 +70,14 @@ struct Executor::Run {
 
   void hold(std::size_t boundary, int format) {
     if (is_held(boundary)) return;
-    StageTensors& tensors = stages[boundary];
+    BoundaryTensors& tensors = boundaries[boundary];
     tensors.slot = read(boundary);
     if (format == 0) return;
     const std::vector<KeepAs>& formats = executor.options_.boundary_formats;
     if (static_cast<std::size_t>(format) > formats.size()) {
       throw ConfigError(fmt::format(
           "the plan holds the output of stage '{}' in format {}, but the executor was told of {}",
-          stage(boundary).name(), format, formats.size()));
+          stage(boundary - 1).name(), format, formats.size()));
     }
     head.clear();
     tensors.stored = std::make_shared<StoredBoundary>(std::exchange(tensors.slot, {}),
@@ -75,101 +87,101 @@ struct Executor::Run {
 
   // After an operation that read it, a stored boundary is stored and no more.
   void drop_decoded(std::size_t boundary) {
-    if (stages[boundary].stored) stages[boundary].stored->drop();
+    if (boundaries[boundary].stored) boundaries[boundary].stored->drop();
   }
 
   // The first forward of a stage records what it depends on; later ones reproduce it and leave no
   // trace.
   template <typename Forward>
-  auto run_forward(std::size_t number, Forward forward) {
+  auto run_forward(std::size_t index, Forward forward) {
     const PhaseScope phase(Phase::kForward);
     ++result.num_forwards;
-    std::optional<StageState>& state = stages[number].state;
+    std::optional<StageState>& state = stages[index].state;
     if (!state) {
-      state = StageState::record(stage(number));
+      state = StageState::record(stage(index));
       return forward();
     }
     ++result.num_recomputes;
-    state->check_parameters(stage(number));
-    const RecomputeScope scope(stage(number), *state);
+    state->check_parameters(stage(index));
+    const RecomputeScope scope(stage(index), *state);
     return forward();
   }
 
-  void check_values(std::size_t number, const Tensors& outputs) {
+  void check_values(std::size_t index, const Tensors& outputs) {
     if (!executor.options_.check_recomputed_values) return;
     const std::uint64_t value = fingerprint(outputs);
-    std::optional<std::uint64_t>& first = stages[number].fingerprint;
+    std::optional<std::uint64_t>& first = stages[index].fingerprint;
     if (!first) first = value;
     if (*first == value) return;
     throw Error(ExitCode::kInternal,
                 fmt::format("stage '{}' gave other values when it was recomputed; its forward may "
                             "depend only on its "
                             "inputs, its parameters and LibTorch's random generators",
-                            stage(number).name()));
+                            stage(index).name()));
   }
 
-  void forward(std::size_t number) {
+  void forward(std::size_t index) {
     Tensors outputs =
-        run_forward(number, [&] { return forward_discarding(call(number), read(number - 1)); });
-    drop_decoded(number - 1);
-    check_values(number, outputs);
+        run_forward(index, [&] { return forward_discarding(call(index), read(index)); });
+    drop_decoded(index);
+    check_values(index, outputs);
     head = std::move(outputs);
-    head_boundary = number;
+    head_boundary = index + 1;
   }
 
-  void forward_keep(std::size_t number, int option, int format) {
-    hold(number - 1, format);
+  void forward_keep(std::size_t index, int option, int format) {
+    hold(index, format);
     head.clear();
-    StageTensors& tensors = stages[number];
-    tensors.kept = run_forward(number, [&] {
-      return forward_keeping(call(number), read(number - 1), option, stages[number - 1].stored);
+    StageTensors& tensors = stages[index];
+    tensors.kept = run_forward(index, [&] {
+      return forward_keeping(call(index), read(index), option, boundaries[index].stored);
     });
-    drop_decoded(number - 1);
-    check_values(number, tensors.kept->outputs);
-    if (number == num_stages()) take_loss();
+    drop_decoded(index);
+    check_values(index, tensors.kept->outputs);
+    if (is_last(index)) take_loss();
   }
 
   void take_loss() {
-    const at::Tensor& loss = stages[num_stages()].kept->outputs.at(0);
+    const at::Tensor& loss = stages.back().kept->outputs.at(0);
     if (loss.numel() != 1) {
       throw ConfigError(
           fmt::format("the last stage '{}' must return the loss as a scalar, summed over the "
                       "items; it has {} elements",
-                      stage(num_stages()).name(), loss.numel()));
+                      stage(stages.size() - 1).name(), loss.numel()));
     }
     result.loss_sum = loss.item<double>();
   }
 
-  void backward(std::size_t number) {
+  void backward(std::size_t index) {
     const PhaseScope phase(Phase::kBackward);
-    StageTensors& tensors = stages[number];
-    Tensors gradient = number == num_stages() ? loss_gradient(*tensors.kept, scale)
-                                              : std::exchange(tensors.gradient, {});
+    StageTensors& tensors = stages[index];
+    Tensors gradient = is_last(index) ? loss_gradient(*tensors.kept, scale)
+                                      : std::exchange(boundaries[index + 1].gradient, {});
     KeptStage kept = std::move(*tensors.kept);
     tensors.kept.reset();
-    stages[number - 1].gradient = backward_through(std::move(kept), std::move(gradient));
-    drop_decoded(number - 1);
-    for (const at::Tensor& parameter : executor.stage_parameters_[number - 1]) {
+    boundaries[index].gradient = backward_through(std::move(kept), std::move(gradient));
+    drop_decoded(index);
+    for (const at::Tensor& parameter : executor.stage_parameters_[index]) {
       if (parameter.grad().defined())
         MemoryMeter::instance().assign_owner(parameter.grad(), Owner::kGradients);
     }
   }
 
   void carry_out(const Operation& operation) {
-    const auto number = static_cast<std::size_t>(operation.stage);
+    const auto index = static_cast<std::size_t>(operation.stage);
     switch (operation.kind) {
       case OperationKind::kForward:
-        return forward(number);
+        return forward(index);
       case OperationKind::kForwardStore:
-        hold(number - 1, operation.format);
-        return forward(number);
+        hold(index, operation.format);
+        return forward(index);
       case OperationKind::kForwardKeep:
-        return forward_keep(number, operation.option, operation.format);
+        return forward_keep(index, operation.option, operation.format);
       case OperationKind::kBackward:
-        return backward(number);
+        return backward(index);
       case OperationKind::kFree:
-        stages[number - 1].slot.clear();
-        return stages[number - 1].stored.reset();
+        boundaries[index].slot.clear();
+        return boundaries[index].stored.reset();
     }
   }
 
@@ -177,8 +189,9 @@ struct Executor::Run {
   const MicroBatch& micro;
   double scale;
   MicroResult result;
-  std::vector<StageTensors> stages;  // by number; 0 is unused but for the gradient of the input
-  Tensors head;                      // the output of the forward before, which nothing else holds
+  std::vector<StageTensors> stages;
+  std::vector<BoundaryTensors> boundaries;
+  Tensors head;  // the output of the forward before, which nothing else holds
   std::size_t head_boundary = 0;
 };
 
@@ -224,10 +237,10 @@ std::vector<at::Tensor> Executor::evaluate(const MicroBatch& micro) const {
 
 std::vector<Operation> keep_everything(std::size_t num_stages) {
   std::vector<Operation> operations;
-  const auto last = static_cast<int>(num_stages);
-  for (int stage = 1; stage <= last; ++stage)
+  const auto end = static_cast<int>(num_stages);
+  for (int stage = 0; stage < end; ++stage)
     operations.push_back({OperationKind::kForwardKeep, stage, 0, 0});
-  for (int stage = last; stage >= 1; --stage)
+  for (int stage = end - 1; stage >= 0; --stage)
     operations.push_back({OperationKind::kBackward, stage, 0, 0});
   return operations;
 }

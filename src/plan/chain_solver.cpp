@@ -41,23 +41,25 @@ struct ChainSolver::State {
         numbers(chain),
         intervals(numbers, options.intern),
         bounds(numbers, intervals),
-        whole(intervals.id(1, numbers.L)) {
+        whole(intervals.id(0, numbers.L - 1)) {
     // The last stage is never swept, so that the size of its output (a scalar, mostly) counts only
     // as a part of what it keeps.
-    for (int l = 1; l <= numbers.L; ++l) {
+    for (int l = 0; l < numbers.L; ++l) {
+      const bool is_last = l + 1 == numbers.L;
       for (const ChainNumbers::Option& option : numbers.options[numbers.at(l)])
         taken_gcd = std::gcd(taken_gcd, option.fits ? option.S : 0);
       for (const auto& stored : numbers.stored)
-        taken_gcd = std::gcd(taken_gcd, l < numbers.L ? stored[numbers.at(l)] : 0);
+        taken_gcd = std::gcd(taken_gcd, is_last ? 0 : stored[numbers.at(l + 1)]);
       for (const CarriedBytes& part : numbers.carried[numbers.at(l)])
         taken_gcd = std::gcd(taken_gcd, part.bytes);
       taken_gcd = std::gcd(taken_gcd, numbers.p[numbers.at(l)]);
     }
     all_gcd = std::gcd(taken_gcd, numbers.G[0]);
-    for (int l = 1; l <= numbers.L; ++l) {
+    for (int l = 0; l < numbers.L; ++l) {
+      const bool is_last = l + 1 == numbers.L;
       all_gcd = std::gcd(all_gcd, numbers.carried_grad[numbers.at(l)]);
-      all_gcd = std::gcd(all_gcd, std::gcd(numbers.G[numbers.at(l)],
-                                           l < numbers.L ? numbers.oN[numbers.at(l)] : 0));
+      all_gcd = std::gcd(
+          all_gcd, std::gcd(numbers.G[numbers.at(l + 1)], is_last ? 0 : numbers.oN[numbers.at(l)]));
       for (const ChainNumbers::Option& option : numbers.options[numbers.at(l)])
         all_gcd = std::gcd(all_gcd, std::gcd(option.oF, option.oB));
     }
@@ -200,10 +202,10 @@ Decision ChainSolver::State::leanest_choice(const Interval& interval) const {
   Sweep sweep(numbers, first, last, format);
   for (int split = first + 1; split <= last; ++split) {
     sweep.extend_to(split);
-    const std::int64_t left = numbers.P[numbers.at(last)] - numbers.P[numbers.at(split - 1)] +
+    const std::int64_t left = numbers.P[numbers.at(last + 1)] - numbers.P[numbers.at(split)] +
                               bounds.least(intervals.id(first, split - 1), format);
     for (int q = 0; q < numbers.num_formats; ++q) {
-      if (!numbers.useful(q, split - 1)) continue;
+      if (!numbers.useful(q, split)) continue;
       const std::int64_t right = numbers.added_as(q, first, format, split - 1) +
                                  bounds.least(intervals.id(split, last), q);
       if (std::max({sweep.need(q), left, right}) <= least) return Decision::sweep(split, q);
@@ -248,7 +250,7 @@ std::int64_t ChainSolver::ample_budget_bytes() const {
 std::int64_t ChainSolver::least_time_ns() const {
   std::int64_t time_ns = 0;
   const ChainNumbers& n = state_->numbers;
-  for (int l = 1; l <= n.L; ++l) time_ns += n.options[n.at(l)][n.at(n.fastest[n.at(l)])].time_ns;
+  for (int l = 0; l < n.L; ++l) time_ns += n.options[n.at(l)][n.at(n.fastest[n.at(l)])].time_ns;
   return time_ns;
 }
 

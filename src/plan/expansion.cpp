@@ -20,7 +20,7 @@ class Expander {
     if (interval.first > interval.last) return;
     const Decision decision = decide_(interval);
     const int first = interval.first;
-    if (decision.split == 0) {
+    if (decision.split == Decision::kNoSplit) {
       operations_.push_back({OperationKind::kForwardKeep, first, decision.option, interval.format});
       expand({first + 1, interval.last, 0, decision.right_state}, Input::kOther);
       operations_.push_back({OperationKind::kBackward, first, decision.option, interval.format});
@@ -49,7 +49,7 @@ class Expander {
 
 std::vector<Operation> expand_schedule(int num_stages, std::int64_t state, const Decide& decide) {
   Expander expander(decide);
-  expander.expand({1, num_stages, 0, state}, Expander::Input::kOther);
+  expander.expand({0, num_stages - 1, 0, state}, Expander::Input::kOther);
   return expander.take();
 }
 

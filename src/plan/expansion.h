@@ -8,21 +8,23 @@
 
 namespace headroom {
 
-/// What to do with stages first..last, given a_{first-1} and the gradient of a_last: either keep
-/// the first stage with an option and go on with the others, or sweep first..split-1 without
-/// keeping, hold a_{split-1} in a format, and do split..last before first..split-1.
+/// What to do with stages first..last, given their input and the gradient of their output: either
+/// keep the first stage with an option and go on with the others, or sweep first..split-1 without
+/// keeping, hold the input of `split` in a format, and do split..last before first..split-1.
 struct Decision {
   static Decision keep(int option, std::int64_t rest_state = 0) {
-    return {option, 0, 0, rest_state, 0};
+    return {option, kNoSplit, 0, rest_state, 0};
   }
   static Decision sweep(int split, int format = 0, std::int64_t right_state = 0,
                         std::int64_t left_state = 0) {
     return {0, split, format, right_state, left_state};
   }
 
+  static constexpr int kNoSplit = -1;
+
   int option;
-  int split;   ///< 0: keep
-  int format;  ///< of a_{split-1}
+  int split;   ///< kNoSplit: keep
+  int format;  ///< of the input of `split`
   std::int64_t right_state;
   std::int64_t left_state;
 };
@@ -37,8 +39,8 @@ struct Interval {
 };
 using Decide = std::function<Decision(const Interval&)>;
 
-/// The operations of a whole chain of `num_stages` stages, decided interval by interval from {1,
-/// num_stages, full, state}.
+/// The operations of a whole chain of `num_stages` stages, decided interval by interval, from all
+/// stages with `state` on.
 std::vector<Operation> expand_schedule(int num_stages, std::int64_t state, const Decide& decide);
 
 }  // namespace headroom

@@ -9,8 +9,8 @@
 
 namespace headroom {
 
-/// A chain in the symbols of docs/planning.md, indexed by stage or boundary from 0 (the input) to
-/// L.
+/// A chain in the symbols of docs/planning.md. Stages count from 0: stage l reads boundary l and
+/// makes boundary l + 1, so that boundary 0 is the input and boundary L the loss.
 struct ChainNumbers {
   explicit ChainNumbers(const ChainCosts& chain);
 
@@ -21,13 +21,14 @@ struct ChainNumbers {
   };
 
   int L;
-  int num_formats;  ///< with full, which is format 0
-  std::vector<std::int64_t> A, G, oN, p;
-  std::vector<std::int64_t> own;           ///< of A, what the stage itself allocates
-  std::vector<std::int64_t> carried_grad;  ///< of G[l - 1], what is memory of G[l]
+  int num_formats;                         ///< with full, which is format 0
+  std::vector<std::int64_t> A, G;          ///< by boundary
+  std::vector<std::int64_t> oN, p;         ///< by stage, as all that follow
+  std::vector<std::int64_t> own;           ///< of the output, what the stage itself allocates
+  std::vector<std::int64_t> carried_grad;  ///< of G[l], what is memory of G[l + 1]
   std::vector<std::vector<CarriedBytes>> carried;
-  std::vector<std::int64_t> F;               ///< prefix sum of the forward times
-  std::vector<std::int64_t> P;               ///< prefix sum of p
+  std::vector<std::int64_t> F;               ///< forward times of all stages before
+  std::vector<std::int64_t> P;               ///< p of all stages before
   std::vector<std::vector<Option>> options;  ///< one that does not fit is larger than any budget
   std::vector<int> fastest;  ///< option of least time; of those, the one that keeps least
   std::vector<std::vector<std::int64_t>> stored, encode_ns, decode_ns;  ///< [format][boundary]
@@ -37,30 +38,30 @@ struct ChainNumbers {
     return format == 0 || (boundary > 0 && stored[at(format)][at(boundary)] < A[at(boundary)]);
   }
 
-  /// Bytes that a_l adds while a_{first-1} is held in `format`: what it carries of that boundary is
-  /// there already, unless it is in another format.
+  /// Bytes that the output of stage l adds while the input of `first` is held in `format`: what it
+  /// carries of that boundary is there already, unless it is in another format.
   std::int64_t added(int first, int format, int l) const {
-    std::int64_t bytes = A[at(l)];
+    std::int64_t bytes = A[at(l + 1)];
     if (format != 0) return bytes;
     for (const CarriedBytes& part : carried[at(l)]) {
       if (l - part.stages_back < first) bytes -= part.bytes;
     }
     return bytes;
   }
-  /// The same of a_l in boundary format q.
+  /// The same of that output in boundary format q.
   std::int64_t added_as(int q, int first, int format, int l) const {
-    return q == 0 ? added(first, format, l) : stored[at(q)][at(l)];
+    return q == 0 ? added(first, format, l) : stored[at(q)][at(l + 1)];
   }
   /// Bytes that Keep(option) of `first` adds while its input is held in `format`.
   std::int64_t kept(int first, int format, const Option& option) const {
-    return format == 0 ? option.S : option.S + A[at(first)] - own[at(first)];
+    return format == 0 ? option.S : option.S + A[at(first + 1)] - own[at(first)];
   }
 
   /// Memory that Keep(option) of `first` needs inside first..last, without what follows: the larger
   /// of its forward and its backward.
   std::int64_t keep_need(int first, int last, int format, const Option& option) const;
   std::int64_t keep_ns(int first, int format, const Option& option) const {
-    return option.time_ns + 2 * decode_ns[at(format)][at(first - 1)];
+    return option.time_ns + 2 * decode_ns[at(format)][at(first)];
   }
 
   static std::size_t at(int index) { return static_cast<std::size_t>(index); }
@@ -76,25 +77,24 @@ class Sweep {
   void extend_to(int split) {
     const int i = split - 1;
     const std::int64_t input = i > first_     ? n_.added(first_, format_, i - 1)
-                               : format_ != 0 ? n_.A[n_.at(i - 1)]
+                               : format_ != 0 ? n_.A[n_.at(i)]
                                               : 0;
     const std::int64_t width = input + n_.own[n_.at(i)] + n_.oN[n_.at(i)];
     if (width > widest_) widest_ = width;
     split_ = split;
   }
 
-  /// Bytes of the sweep, and of putting a_{split-1} into `boundary_format`.
+  /// Bytes of the sweep, and of putting the input of `split` into `boundary_format`.
   std::int64_t need(int boundary_format) const {
     const std::int64_t held = boundary_format == 0
                                   ? 0
                                   : n_.added(first_, format_, split_ - 1) +
-                                        n_.stored[n_.at(boundary_format)][n_.at(split_ - 1)];
-    return n_.G[n_.at(last_)] + (held > widest_ ? held : widest_);
+                                        n_.stored[n_.at(boundary_format)][n_.at(split_)];
+    return n_.G[n_.at(last_ + 1)] + (held > widest_ ? held : widest_);
   }
   std::int64_t time_ns(int boundary_format) const {
-    return n_.F[n_.at(split_ - 1)] - n_.F[n_.at(first_ - 1)] +
-           n_.decode_ns[n_.at(format_)][n_.at(first_ - 1)] +
-           n_.encode_ns[n_.at(boundary_format)][n_.at(split_ - 1)];
+    return n_.F[n_.at(split_)] - n_.F[n_.at(first_)] + n_.decode_ns[n_.at(format_)][n_.at(first_)] +
+           n_.encode_ns[n_.at(boundary_format)][n_.at(split_)];
   }
 
  private:
@@ -111,7 +111,7 @@ class Intervals {
  public:
   Intervals(const ChainNumbers& numbers, bool intern);
 
-  /// The name of first..last, 1 <= first <= last <= L.
+  /// The name of first..last, 0 <= first <= last < L.
   int id(int first, int last) const { return ids_[slot(first, last)]; }
   /// One interval of each name, after all of its parts: the index is the name.
   const std::vector<std::pair<int, int>>& representatives() const { return representatives_; }
@@ -119,8 +119,8 @@ class Intervals {
 
  private:
   static std::size_t slot(int first, int last) {
-    return static_cast<std::size_t>(last) * static_cast<std::size_t>(last - 1) / 2 +
-           static_cast<std::size_t>(first - 1);
+    return static_cast<std::size_t>(last) * static_cast<std::size_t>(last + 1) / 2 +
+           static_cast<std::size_t>(first);
   }
 
   std::vector<int> ids_;

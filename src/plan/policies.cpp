@@ -32,8 +32,8 @@ constexpr PolicyName kPolicyNames[] = {
 
 Decide segments(int num_stages, int num_segments) {
   return [num_stages, num_segments](const Interval& interval) {
-    const std::int64_t segment = segment_of(num_stages, num_segments, interval.first - 1);
-    const auto next = static_cast<int>(segment_begin(num_stages, num_segments, segment + 1)) + 1;
+    const std::int64_t segment = segment_of(num_stages, num_segments, interval.first);
+    const auto next = static_cast<int>(segment_begin(num_stages, num_segments, segment + 1));
     return next <= interval.last ? Decision::sweep(next) : Decision::keep(0);
   };
 }

@@ -23,7 +23,7 @@ class ChainState {
   explicit ChainState(const ChainCosts& chain)
       : chain_(chain),
         num_stages_(static_cast<int>(chain.stages.size())),
-        kept_(chain.stages.size() + 1, kNothing),
+        kept_(chain.stages.size(), kNothing),
         stored_(chain.stages.size() + 1, kNothing),
         held_bytes_(chain.stages.size() + 1, 0),
         gradient_(num_stages_) {
@@ -31,7 +31,7 @@ class ChainState {
   }
 
   std::int64_t step(const Operation& operation) {
-    require(operation.stage >= 1 && operation.stage <= num_stages_, "there is no such stage");
+    require(operation.stage >= 0 && operation.stage < num_stages_, "there is no such stage");
     require(operation.format >= 0 &&
                 operation.format <= static_cast<int>(chain_.boundary_formats.size()),
             "there is no such format");
@@ -54,11 +54,10 @@ class ChainState {
   }
 
   void require_done() const {
-    require(gradient_ == 0, "the list ends before the backward of stage 1");
+    require(gradient_ == 0, "the list ends before the backward of the first stage");
     require(head_ == kNothing, "the list ends with an unused forward");
-    for (int l = 1; l <= num_stages_; ++l)
-      require(kept_[index(l)] == kNothing && stored_[index(l)] == kNothing,
-              "the list leaves a boundary held");
+    for (int boundary = 1; boundary <= num_stages_; ++boundary)
+      require(!held(boundary), "the list leaves a boundary held");
   }
 
   std::int64_t live_bytes() const { return live_bytes_; }
@@ -70,14 +69,15 @@ class ChainState {
     if (!condition) throw Refusal{problem};
   }
 
-  const StageCosts& stage(int l) const { return chain_.stages[index(l - 1)]; }
-  std::int64_t output_bytes(int l) const { return l == 0 ? 0 : stage(l).output_bytes; }
-  std::int64_t gradient_bytes(int l) const {
-    return l == 0 ? chain_.input_grad_bytes : stage(l).grad_bytes;
+  const StageCosts& stage(int l) const { return chain_.stages[index(l)]; }
+  std::int64_t boundary_bytes(int boundary) const {
+    return boundary == 0 ? 0 : stage(boundary - 1).output_bytes;
   }
-  std::int64_t stored_bytes(int l, int format) const {
-    return format == 0 ? output_bytes(l)
-                       : chain_.boundary_formats[index(format - 1)].stored_bytes(output_bytes(l));
+  std::int64_t gradient_bytes(int boundary) const {
+    return boundary == 0 ? chain_.input_grad_bytes : stage(boundary - 1).grad_bytes;
+  }
+  const BoundaryFormat& boundary_format(int format) const {
+    return chain_.boundary_formats[index(format - 1)];
   }
 
   std::int64_t carried_bytes(int l) const {
@@ -86,31 +86,34 @@ class ChainState {
     return bytes;
   }
 
-  /// In which a_l is held; it must be.
-  int format_of(int l) const {
-    return l == 0 || kept_[index(l)] != kNothing ? 0 : stored_[index(l)];
+  /// Whether a boundary stays where it is: the chain's input, or a part of what its stage kept.
+  bool part_of_kept(int boundary) const {
+    return boundary == 0 || kept_[index(boundary - 1)] != kNothing;
+  }
+  bool held(int boundary) const {
+    return part_of_kept(boundary) || stored_[index(boundary)] != kNothing;
+  }
+  /// In which a boundary is held; it must be.
+  int format_of(int boundary) const {
+    return part_of_kept(boundary) ? 0 : stored_[index(boundary)];
   }
 
   /// Bytes that the output of stage l adds as the head: what it carries of the nearest boundary
   /// that is held below it is there already, unless that boundary is in another format.
   std::int64_t added_bytes(int l) const {
-    int below = l - 1;
+    int below = l;
     while (!held(below)) --below;
-    std::int64_t bytes = output_bytes(l);
+    std::int64_t bytes = stage(l).output_bytes;
     if (format_of(below) != 0) return bytes;
     for (const CarriedBytes& part : stage(l).carried) {
-      if (l - part.stages_back <= below) bytes -= part.bytes;
+      if (l + 1 - part.stages_back <= below) bytes -= part.bytes;
     }
     return bytes;
   }
 
-  bool held(int l) const {
-    return l == 0 || kept_[index(l)] != kNothing || stored_[index(l)] != kNothing;
-  }
-
   /// Puts the head into a slot, unless the boundary is held already.
   std::int64_t hold_input(const Operation& operation) {
-    const int input = operation.stage - 1;
+    const int input = operation.stage;
     if (held(input)) {
       require(format_of(input) == operation.format, "its input is held in another format");
       return live_bytes_;
@@ -119,33 +122,32 @@ class ChainState {
     head_ = kNothing;
     stored_[index(input)] = operation.format;
     if (operation.format == 0) return live_bytes_;
-    const std::int64_t bytes = stored_bytes(input, operation.format);
+    const BoundaryFormat& format = boundary_format(operation.format);
+    const std::int64_t bytes = format.stored_bytes(boundary_bytes(input));
     const std::int64_t peak = live_bytes_ + bytes;
     live_bytes_ += bytes - std::exchange(held_bytes_[index(input)], bytes);
-    time_ns_ += chain_.boundary_formats[index(operation.format - 1)].encode_ns(output_bytes(input));
+    time_ns_ += format.encode_ns(boundary_bytes(input));
     return peak;
   }
 
   /// Bytes of the temporary that a run of stage l needs to read its input, whose time it charges.
   std::int64_t decode_input(int l) {
-    const int input = l - 1;
-    if (input == 0 || kept_[index(input)] != kNothing || stored_[index(input)] <= 0) return 0;
-    time_ns_ +=
-        chain_.boundary_formats[index(stored_[index(input)] - 1)].decode_ns(output_bytes(input));
-    return output_bytes(input);
+    if (part_of_kept(l) || stored_[index(l)] <= 0) return 0;
+    time_ns_ += boundary_format(stored_[index(l)]).decode_ns(boundary_bytes(l));
+    return boundary_bytes(l);
   }
 
   std::int64_t forward(int l) {
-    const int input = l - 1;
+    const int input = l, output = l + 1;
     require(held(input) || head_ == input, "its input is not in memory");
     require(head_ == kNothing || head_ == input, "it leaves the forward before unused");
-    require(!held(l), "its output is held already");
-    const std::int64_t peak = live_bytes_ + decode_input(l) + output_bytes(l) - carried_bytes(l) +
-                              stage(l).forward_transient_bytes;
+    require(!held(output), "its output is held already");
+    const std::int64_t peak = live_bytes_ + decode_input(l) + stage(l).output_bytes -
+                              carried_bytes(l) + stage(l).forward_transient_bytes;
     if (head_ == input) live_bytes_ -= held_bytes_[index(input)];
-    held_bytes_[index(l)] = added_bytes(l);
-    live_bytes_ += held_bytes_[index(l)];
-    head_ = l;
+    held_bytes_[index(output)] = added_bytes(l);
+    live_bytes_ += held_bytes_[index(output)];
+    head_ = output;
     time_ns_ += stage(l).forward_ns;
     return peak;
   }
@@ -153,52 +155,53 @@ class ChainState {
   std::int64_t forward_keep(const Operation& operation) {
     const int l = operation.stage;
     require(head_ == kNothing, "it leaves the forward before unused");
-    require(!held(l), "its output is held already");
+    require(!held(l + 1), "its output is held already");
     require(operation.option >= 0 && index(operation.option) < stage(l).options.size(),
             "there is no such option");
     const StageOption& option = stage(l).options[index(operation.option)];
-    held_bytes_[index(l)] = option.kept_bytes + (format_of(l - 1) == 0 ? 0 : carried_bytes(l));
+    const std::int64_t bytes = option.kept_bytes + (format_of(l) == 0 ? 0 : carried_bytes(l));
     const std::int64_t peak =
-        live_bytes_ + decode_input(l) + held_bytes_[index(l)] + option.forward_transient_bytes;
-    live_bytes_ += held_bytes_[index(l)];
+        live_bytes_ + decode_input(l) + bytes + option.forward_transient_bytes;
+    held_bytes_[index(l + 1)] = bytes;
+    live_bytes_ += bytes;
     kept_[index(l)] = operation.option;
     time_ns_ += option.forward_ns;
     return peak;
   }
 
   std::int64_t backward(int l) {
-    require(gradient_ == l, "the gradient of its output is not there");
+    require(gradient_ == l + 1, "the gradient of its output is not there");
     require(kept_[index(l)] != kNothing, "nothing was kept for it");
-    require(held(l - 1), "its input is not in memory");
+    require(held(l), "its input is not in memory");
     require(head_ == kNothing, "it leaves the forward before unused");
     const StageOption& option = stage(l).options[index(kept_[index(l)])];
     const std::int64_t carried = stage(l).carried_grad_bytes;
-    const std::int64_t appears = gradient_bytes(l - 1) - carried + stage(l).param_grad_bytes;
+    const std::int64_t appears = gradient_bytes(l) - carried + stage(l).param_grad_bytes;
     const std::int64_t peak =
         live_bytes_ + decode_input(l) + appears + option.backward_transient_bytes;
-    live_bytes_ += appears - (gradient_bytes(l) - carried) - held_bytes_[index(l)];
+    live_bytes_ += appears - (gradient_bytes(l + 1) - carried) - held_bytes_[index(l + 1)];
     kept_[index(l)] = kNothing;
-    gradient_ = l - 1;
+    gradient_ = l;
     time_ns_ += option.backward_ns;
     return peak;
   }
 
   std::int64_t free_input(int l) {
-    require(gradient_ < l, "its backward has not run");
-    require(l > 1 && stored_[index(l - 1)] != kNothing, "its input has no slot of its own");
+    require(gradient_ <= l, "its backward has not run");
+    require(l > 0 && stored_[index(l)] != kNothing, "its input has no slot of its own");
     const std::int64_t peak = live_bytes_;
-    live_bytes_ -= held_bytes_[index(l - 1)];
-    stored_[index(l - 1)] = kNothing;
+    live_bytes_ -= held_bytes_[index(l)];
+    stored_[index(l)] = kNothing;
     return peak;
   }
 
   const ChainCosts& chain_;
   int num_stages_;
   std::vector<int> kept_;                 ///< option with which stage l is kept
-  std::vector<int> stored_;               ///< format in which a_l has a slot of its own
-  std::vector<std::int64_t> held_bytes_;  ///< that a_l adds as head, in its slot or kept
-  int head_ = kNothing;
-  int gradient_;  ///< the gradient of this boundary is in memory
+  std::vector<int> stored_;               ///< format in which a boundary has a slot of its own
+  std::vector<std::int64_t> held_bytes_;  ///< that a boundary adds as head, in its slot or kept
+  int head_ = kNothing;                   ///< a boundary
+  int gradient_;                          ///< the gradient of this boundary is in memory
   std::int64_t live_bytes_ = 0;
   std::int64_t time_ns_ = 0;
 };

@@ -9,8 +9,8 @@ namespace headroom {
 
 /// What a list of operations costs when it is carried out, in exact bytes and nanoseconds.
 struct Replay {
-  std::string
-      problem;  ///< why the list cannot be carried out, naming the operation; empty when it can
+  /// Why the list cannot be carried out, naming the operation; empty when it can.
+  std::string problem;
   std::int64_t time_ns = 0;
   std::int64_t peak_bytes = 0;
   std::size_t peak_operation = 0;
@@ -19,9 +19,9 @@ struct Replay {
   bool valid() const { return problem.empty(); }
 };
 
-/// Carries out `operations` on numbers, by the meaning that plan.h gives them. A list is valid when
-/// every operation finds what it needs, only the head and what its backward has used are dropped,
-/// and at the end the gradient of a_0 is there and nothing else is held.
+/// Carries out `operations` on numbers, by the meaning that schedule.h gives them. A list is valid
+/// when every operation finds what it needs, only the head and what its backward has used are
+/// dropped, and at the end the gradient of the chain's input is there and nothing else is held.
 Replay simulate(const ChainCosts& chain, const std::vector<Operation>& operations);
 
 /// The plan of a list that must be valid; throws std::logic_error when it is not.

@@ -61,7 +61,7 @@ void SlotTable::solve(int id, int format) {
   result.lo = kNoIndex;
   result.hi = kNoIndex;
   const auto [first, last] = intervals_.representatives()[numbers_.at(id)];
-  if (!numbers_.useful(format, first - 1)) return;
+  if (!numbers_.useful(format, first)) return;
   ample_[index] = ample_index(first, last, format);
   scratch_lo_ = lowest_index(first, last, format);
   if (scratch_lo_ > grid_.top) return;
@@ -93,7 +93,7 @@ std::int64_t SlotTable::lowest_index(int first, int last, int format) const {
       const std::int64_t right_lo = row(right_id, q).lo;
       if (right_lo >= lowest) continue;
       const std::int64_t parts = std::max(
-          left.lo + grid_.units(numbers_.P[numbers_.at(last)] - numbers_.P[numbers_.at(split - 1)]),
+          left.lo + grid_.units(numbers_.P[numbers_.at(last + 1)] - numbers_.P[numbers_.at(split)]),
           right_lo + grid_.units(numbers_.added_as(q, first, format, split - 1)));
       if (parts < lowest)
         lowest = std::min(lowest, std::max(parts, grid_.index_of_need(sweep.need(q))));
@@ -137,7 +137,7 @@ void SlotTable::relax_splits(int first, int last, int format) {
       const Row& right = row(right_id, q);
       if (right.lo > scratch_hi_) continue;
       const std::int64_t left_shift =
-          grid_.units(numbers_.P[numbers_.at(last)] - numbers_.P[numbers_.at(split - 1)]);
+          grid_.units(numbers_.P[numbers_.at(last + 1)] - numbers_.P[numbers_.at(split)]);
       const std::int64_t right_shift = grid_.units(numbers_.added_as(q, first, format, split - 1));
       std::int64_t begin = std::max({scratch_lo_, left.lo + left_shift, right.lo + right_shift});
       if (begin > scratch_hi_) continue;
@@ -245,7 +245,7 @@ Decision SlotTable::decide(const Interval& interval) const {
     sweep.extend_to(split);
     const Row& left = row(intervals_.id(first, split - 1), format);
     const std::int64_t left_index =
-        index - grid_.units(numbers_.P[numbers_.at(last)] - numbers_.P[numbers_.at(split - 1)]);
+        index - grid_.units(numbers_.P[numbers_.at(last + 1)] - numbers_.P[numbers_.at(split)]);
     if (left_index < left.lo) continue;
     for (int q = 0; q < numbers_.num_formats; ++q) {
       const Row& right = row(intervals_.id(split, last), q);

@@ -64,7 +64,7 @@ class SlotTable {
     return rows_[ChainNumbers::at(id) * ChainNumbers::at(numbers_.num_formats) +
                  ChainNumbers::at(format)];
   }
-  const Row& chain_row() const { return row(intervals_.id(1, numbers_.L), 0); }
+  const Row& chain_row() const { return row(intervals_.id(0, numbers_.L - 1), 0); }
   const Row& rest_row(int first, int last) const {
     return first < last ? row(intervals_.id(first + 1, last), 0) : nothing_;
   }

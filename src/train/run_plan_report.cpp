@@ -37,7 +37,7 @@ std::vector<StageDecision> decisions(const RunPlan& plan) {
   std::vector<StageDecision> result(plan.costs.stages.size());
   std::vector<bool> is_stored(plan.costs.stages.size() + 1);  // by boundary, in another format
   for (const Operation& operation : schedule_of(plan).operations) {
-    const auto input = static_cast<std::size_t>(operation.stage - 1);
+    const auto input = static_cast<std::size_t>(operation.stage);
     if (operation.kind == OperationKind::kFree) is_stored[input] = false;
     if (operation.format != 0 && operation.kind != OperationKind::kFree && input > 0) {
       StageDecision& before = result[input - 1];
@@ -134,7 +134,7 @@ Json to_json(const RunPlan& plan) {
     const Operation& operation = schedule_of(plan).operations[i];
     operations.push(Json::object()
                         .set("op", operation_name(operation.kind))
-                        .set("stage", operation.stage)
+                        .set("stage", operation.stage + 1)
                         .set("option", operation.option)
                         .set("format", format_name(plan, operation.format))
                         .set("phase", phase_of(operation))

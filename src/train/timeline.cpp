@@ -67,8 +67,7 @@ Json Timeline::trace(const RunPlan& plan) const {
   Json events = Json::array();
   for (const Point& point : highest_) {
     const Operation& operation = operations.at(point.operation);
-    const std::string& stage =
-        plan.costs.stages.at(static_cast<std::size_t>(operation.stage) - 1).name;
+    const std::string& stage = plan.costs.stages.at(static_cast<std::size_t>(operation.stage)).name;
     events.push(Json::object()
                     .set("name", fmt::format("{} {}", operation_name(operation.kind), stage))
                     .set("ph", "X")

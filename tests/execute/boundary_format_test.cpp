@@ -84,16 +84,16 @@ struct RunOptions {
 
 // The same schedule with every boundary that has a slot of its own in format 1.
 std::vector<Operation> in_format(std::vector<Operation> operations, std::size_t num_stages) {
-  std::vector<bool> is_kept(num_stages + 1);
+  std::vector<bool> is_kept(num_stages + 1);  // by boundary
   is_kept[0] = true;
   for (Operation& operation : operations) {
     const auto stage = static_cast<std::size_t>(operation.stage);
-    if (operation.kind == OperationKind::kBackward) is_kept[stage] = false;
+    if (operation.kind == OperationKind::kBackward) is_kept[stage + 1] = false;
     if (operation.kind != OperationKind::kForwardStore &&
         operation.kind != OperationKind::kForwardKeep)
       continue;
-    operation.format = is_kept[stage - 1] ? 0 : 1;
-    if (operation.kind == OperationKind::kForwardKeep) is_kept[stage] = true;
+    operation.format = is_kept[stage] ? 0 : 1;
+    if (operation.kind == OperationKind::kForwardKeep) is_kept[stage + 1] = true;
   }
   return operations;
 }
@@ -217,9 +217,9 @@ TEST(HalfPrecisionRun, HoldsItsBoundariesInHalf) {
     // boundaries alone.
     std::vector<Operation> operations;
     const auto last = static_cast<int>(model.chain.size());
-    for (int stage = 1; stage < last; ++stage) {
+    for (int stage = 0; stage + 1 < last; ++stage) {
       operations.push_back(
-          {stage == 1 ? OperationKind::kForward : OperationKind::kForwardStore, stage, 0, 0});
+          {stage == 0 ? OperationKind::kForward : OperationKind::kForwardStore, stage, 0, 0});
     }
     std::int64_t expected = 0;
     for (int stage = 0; stage + 1 < last; ++stage) {
@@ -334,8 +334,8 @@ TEST(Executor, AFormatThatItWasNotToldOfIsAConfigError) {
   const ZooModel model = make_model("mlp", "hidden=8,layers=2");
   const MicroBatch micro = batch_for(model.input);
   Executor executor(model.chain);
-  const std::vector<Operation> operations = {{OperationKind::kForward, 1, 0, 0},
-                                             {OperationKind::kForwardStore, 2, 0, 1}};
+  const std::vector<Operation> operations = {{OperationKind::kForward, 0, 0, 0},
+                                             {OperationKind::kForwardStore, 1, 0, 1}};
   EXPECT_THROW(executor.accumulate(micro, operations, 1.0), ConfigError);
 }
 

@@ -142,8 +142,7 @@ std::int64_t kept_bytes(const ZooModel& model, const MicroBatch& micro,
   for (Operation& operation : operations) {
     const bool keeps = operation.kind == OperationKind::kForwardKeep;
     if (keeps && !half)
-      operation.option =
-          model.chain.stage(static_cast<std::size_t>(operation.stage) - 1).half_option();
+      operation.option = model.chain.stage(static_cast<std::size_t>(operation.stage)).half_option();
   }
   const auto live = [] {
     return MemoryMeter::instance()
@@ -185,7 +184,7 @@ void expect_options_to_round_alike(const ModelCase& model, at::ScalarType half) 
       std::vector<Operation> operations = policy(text, model.num_stages);
       for (Operation& operation : operations) {
         const bool is_block =
-            operation.stage > 1 && operation.stage < static_cast<int>(model.num_stages);
+            operation.stage > 0 && operation.stage + 1 < static_cast<int>(model.num_stages);
         if (operation.kind == OperationKind::kForwardKeep && is_block) operation.option = option;
       }
       SCOPED_TRACE(std::string(model.name) + " option " + std::to_string(option) + " " + text);

@@ -15,7 +15,8 @@
 namespace headroom::testing {
 
 /// Finds the fastest persistent schedule by brute force: Dijkstra over everything that can be in
-/// memory. Written from the definition of the problem alone; it shares no code with the planner.
+/// memory. Written from the definition of the problem alone, in the symbols of docs/planning.md,
+/// whose stages count from 1; it shares no code with the planner.
 /// For chains of up to 6 stages, 3 options and 2 formats beside full.
 class Oracle {
  public:
@@ -60,10 +61,10 @@ class Oracle {
     for (const Operation& operation : operations) {
       // Here backward frees its input at once, so that "free" has nothing left to do.
       if (operation.kind == OperationKind::kFree) continue;
-      const bool found_head = operation.stage > 1 && kind(state, operation.stage - 1) == kHead;
+      const bool found_head = operation.stage > 0 && kind(state, operation.stage) == kHead;
       bool found = false;
       for (const Move& move : moves(state)) {
-        if (move.stage != operation.stage) continue;
+        if (move.stage != operation.stage + 1) continue;
         bool same = false;
         if (operation.kind == OperationKind::kForward)
           same = move.type == Type::kRun && move.store < 0;

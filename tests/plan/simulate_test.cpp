@@ -25,7 +25,7 @@ ChainCosts two_stages() {
 TEST(Simulate, CountsKeepingEverything) {
   const Replay replay =
       simulate(two_stages(),
-               {{kKeep, 1, 0, 0}, {kKeep, 2, 0, 0}, {kBackward, 2, 0, 0}, {kBackward, 1, 0, 0}});
+               {{kKeep, 0, 0, 0}, {kKeep, 1, 0, 0}, {kBackward, 1, 0, 0}, {kBackward, 0, 0, 0}});
   ASSERT_TRUE(replay.valid()) << replay.problem;
   EXPECT_EQ(replay.time_ns, 2 + 5 + 6 + 3);
   const std::vector<std::int64_t> peaks = {107, 308, 300 + 20 + 2000 + 11, 2120 + 3 + 1000 + 9};
@@ -40,12 +40,12 @@ TEST(Simulate, CountsKeepingEverything) {
 
 TEST(Simulate, CountsARecomputedStageAndAStoredBoundary) {
   for (const int format : {0, 1}) {
-    const Replay replay = simulate(two_stages(), {{kForward, 1, 0, 0},
-                                                  {kKeep, 2, 0, format},
-                                                  {kBackward, 2, 0, format},
-                                                  {kFree, 2, 0, format},
-                                                  {kKeep, 1, 0, 0},
-                                                  {kBackward, 1, 0, 0}});
+    const Replay replay = simulate(two_stages(), {{kForward, 0, 0, 0},
+                                                  {kKeep, 1, 0, format},
+                                                  {kBackward, 1, 0, format},
+                                                  {kFree, 1, 0, format},
+                                                  {kKeep, 0, 0, 0},
+                                                  {kBackward, 0, 0, 0}});
     ASSERT_TRUE(replay.valid()) << replay.problem;
     const std::int64_t stored = format == 0 ? 10 : 5, decoded = format == 0 ? 0 : 10;
     EXPECT_EQ(replay.time_ns, 1 + 5 + 6 + 2 + 3 + (format == 0 ? 0 : 10 * 1 + 2 * 10 * 2));
@@ -63,19 +63,19 @@ TEST(Simulate, CountsARecomputedStageAndAStoredBoundary) {
 TEST(Simulate, NamesWhatAListLacks) {
   const std::vector<std::pair<std::vector<Operation>, std::string>> cases = {
       {{}, "ends before"},
-      {{{kKeep, 3, 0, 0}}, "no such stage"},
-      {{{kKeep, 1, 1, 0}}, "no such option"},
-      {{{kKeep, 1, 0, 2}}, "no such format"},
-      {{{kKeep, 2, 0, 0}}, "operation 0 (forward_keep of stage 2): its input is not in memory"},
-      {{{kForward, 1, 0, 0}, {kKeep, 1, 0, 0}}, "leaves the forward before unused"},
-      {{{kKeep, 1, 0, 0}, {kForward, 1, 0, 0}}, "held already"},
-      {{{kKeep, 1, 0, 0}, {kBackward, 1, 0, 0}}, "gradient of its output"},
-      {{{kForward, 1, 0, 0}, {kForward, 2, 0, 0}, {kBackward, 2, 0, 0}}, "nothing was kept"},
-      {{{kForward, 1, 0, 0}, {kKeep, 2, 0, 0}, {kFree, 2, 0, 0}}, "backward has not run"},
-      {{{kKeep, 1, 0, 0}, {kKeep, 2, 0, 0}, {kBackward, 2, 0, 0}, {kFree, 2, 0, 0}}, "no slot"},
-      {{{kForward, 1, 0, 0}, {kKeep, 2, 0, 0}, {kBackward, 2, 0, 0}, {kKeep, 1, 0, 0}},
+      {{{kKeep, 2, 0, 0}}, "no such stage"},
+      {{{kKeep, 0, 1, 0}}, "no such option"},
+      {{{kKeep, 0, 0, 2}}, "no such format"},
+      {{{kKeep, 1, 0, 0}}, "operation 0 (forward_keep of stage 1): its input is not in memory"},
+      {{{kForward, 0, 0, 0}, {kKeep, 0, 0, 0}}, "leaves the forward before unused"},
+      {{{kKeep, 0, 0, 0}, {kForward, 0, 0, 0}}, "held already"},
+      {{{kKeep, 0, 0, 0}, {kBackward, 0, 0, 0}}, "gradient of its output"},
+      {{{kForward, 0, 0, 0}, {kForward, 1, 0, 0}, {kBackward, 1, 0, 0}}, "nothing was kept"},
+      {{{kForward, 0, 0, 0}, {kKeep, 1, 0, 0}, {kFree, 1, 0, 0}}, "backward has not run"},
+      {{{kKeep, 0, 0, 0}, {kKeep, 1, 0, 0}, {kBackward, 1, 0, 0}, {kFree, 1, 0, 0}}, "no slot"},
+      {{{kForward, 0, 0, 0}, {kKeep, 1, 0, 0}, {kBackward, 1, 0, 0}, {kKeep, 0, 0, 0}},
        "held already"},
-      {{{kForward, 1, 0, 0}, {kStore, 2, 0, 1}, {kKeep, 2, 0, 0}}, "another format"},
+      {{{kForward, 0, 0, 0}, {kStore, 1, 0, 1}, {kKeep, 1, 0, 0}}, "another format"},
   };
   for (const auto& [operations, expected] : cases) {
     const Replay replay = simulate(two_stages(), operations);

@@ -9,35 +9,33 @@
 
 namespace headroom {
 
-/// What one step of a schedule does. In the words below a_0 is the chain's input and a_l the output
-/// of stage l (a *boundary*); stages count from 1. Three things can hold a boundary: the chain
-/// itself (a_0, for ever), a kept stage (a_l is part of what stage l keeps), or a slot of its own
-/// (stored, in some format). A boundary that nothing holds yet is the *head*: the output of the
-/// forward before, alive until the next operation takes it. There is at most one head, and the
-/// operation after it runs the stage that reads it.
+/// What one step of a schedule does. Stages count from 0. Stage l reads boundary l and makes
+/// boundary l + 1: boundary 0 is the chain's input, the last one the loss. Three things can hold a
+/// boundary: the chain itself (boundary 0, for ever), the stage that made it (a kept stage keeps
+/// its output), or a slot of its own (stored, in some format). A boundary that nothing holds yet is
+/// the *head*: the output of the forward before, alive until the next operation takes it. There is
+/// at most one head, and the operation after it runs the stage that reads it.
 enum class OperationKind {
-  /// Runs stage l forward without autograd, keeping nothing: reads a_{l-1}, makes a_l the head. If
-  /// a_{l-1} was the head it is dropped
-  /// after the run; if it is held, it stays.
+  /// Runs the stage forward without autograd, keeping nothing: reads its input, makes its output
+  /// the
+  /// head. An input that was the head is dropped after the run; one that is held stays.
   kForward,
-  /// First puts the head a_{l-1} into a slot, in `format`; then like kForward. With a format other
-  /// than full, the run reads the decoded
-  /// value, not the head from which it was encoded, so that a later recompute sees the same
-  /// numbers. (A boundary that something holds
-  /// already stays as it is; plans do not ask for that.)
+  /// First puts the head, its input, into a slot, in `format`; then like kForward. With a format
+  /// other than full the run reads the decoded value, not the head from which it was encoded, so
+  /// that a later recompute sees the same numbers. (A boundary that something holds already stays
+  /// as
+  /// it is; plans do not ask for that.)
   kForwardStore,
-  /// Runs stage l forward with autograd, in the way of `option`. If a_{l-1} is the head, it is put
-  /// into a slot first, in `format`, as
-  /// above. Live afterwards are a_{l-1}, wherever it is held, and what the option keeps, a_l
-  /// included. There is no head afterwards.
+  /// Runs the stage forward with autograd, in the way of `option`. If its input is the head, it is
+  /// put into a slot first, in `format`, as above. Live afterwards are its input, wherever it is
+  /// held, and what the option keeps, its output included. There is no head afterwards.
   kForwardKeep,
-  /// Runs stage l backward: consumes the gradient of a_l and what stage l kept, both freed
-  /// afterwards; leaves the gradient of a_{l-1},
-  /// and the parameter gradients of stage l. For the last stage the gradient of a_l is the implicit
-  /// 1 of the loss.
+  /// Runs the stage backward: consumes the gradient of its output and what it kept, both freed
+  /// afterwards; leaves the gradient of its input and the gradients of its parameters. For the last
+  /// stage the gradient of the output is the implicit 1 of the loss.
   kBackward,
-  /// Drops a_{l-1} from its slot. Comes right after backward of stage l, when a_{l-1} is neither
-  /// a_0 nor part of a kept stage l-1.
+  /// Drops the stage's input from its slot. Comes right after the backward of the stage, when its
+  /// input is neither the chain's nor part of what the stage before kept.
   kFree,
 };
 
@@ -46,9 +44,9 @@ const char* operation_name(OperationKind kind);
 
 struct Operation {
   OperationKind kind = OperationKind::kForward;
-  int stage = 1;   ///< from 1
+  int stage = 0;
   int option = 0;  ///< of kForwardKeep and kBackward: index into the stage's options
-  /// How a_{stage-1} is held: 0 is full (as it is), i > 0 is boundary_formats[i - 1]. Every
+  /// How the stage's input is held: 0 is full (as it is), i > 0 is boundary_formats[i - 1]. Every
   /// operation that reads a boundary stored in another format than full decodes it into a temporary
   /// of its own, backward included.
   int format = 0;
@@ -59,7 +57,7 @@ struct Operation {
   }
 };
 
-/// The bytes around one operation: everything but a_0, as the model counts them.
+/// The bytes around one operation: everything but the chain's input, as the model counts them.
 struct OperationBytes {
   std::int64_t peak_bytes = 0;  ///< during the operation
   std::int64_t live_bytes = 0;  ///< after it
