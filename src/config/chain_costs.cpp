@@ -2,14 +2,13 @@
 
 #include <headroom/core/error.h>
 #include "core/input_file.h"
+#include "core/nearest_name.h"
 
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
 #include <algorithm>
 #include <cmath>
-#include <initializer_list>
-#include <numeric>
 #include <utility>
 
 namespace headroom {
@@ -23,37 +22,18 @@ constexpr std::int64_t kMaxTotalNs = std::int64_t{1} << 61;
 /// A product that is meant to be whole (0.1 * 30) must not become the next integer.
 constexpr double kRoundingSlack = 1e-6;
 
-std::size_t edit_distance(std::string_view a, std::string_view b) {
-  std::vector<std::size_t> row(b.size() + 1);
-  std::iota(row.begin(), row.end(), std::size_t{0});
-  for (std::size_t i = 1; i <= a.size(); ++i) {
-    std::size_t diagonal = std::exchange(row[0], i);
-    for (std::size_t j = 1; j <= b.size(); ++j) {
-      const std::size_t substitute = diagonal + (a[i - 1] == b[j - 1] ? 0 : 1);
-      diagonal = std::exchange(row[j], std::min({row[j] + 1, row[j - 1] + 1, substitute}));
-    }
-  }
-  return row[b.size()];
-}
-
 /// Reads one JSON object, key by key, and says where it was when something is wrong.
 class ObjectReader {
  public:
-  ObjectReader(const json& object, std::string where, std::initializer_list<const char*> known_keys)
+  ObjectReader(const json& object, std::string where, const std::vector<std::string>& known_keys)
       : object_(object), where_(std::move(where)) {
     if (!object.is_object())
       throw ConfigError(fmt::format("{} must be an object, not {}", where_, object.type_name()));
     for (const auto& item : object.items()) {
-      if (std::any_of(known_keys.begin(), known_keys.end(),
-                      [&](const char* key) { return item.key() == key; }))
-        continue;
+      if (std::find(known_keys.begin(), known_keys.end(), item.key()) != known_keys.end()) continue;
       const std::string key = item.key().substr(0, 64);
-      const char* nearest = *std::min_element(
-          known_keys.begin(), known_keys.end(), [&](const char* a, const char* b) {
-            return edit_distance(key, a) < edit_distance(key, b);
-          });
-      throw ConfigError(
-          fmt::format("{} has the unknown key '{}'; did you mean '{}'?", where_, key, nearest));
+      throw ConfigError(fmt::format("{} has the unknown key '{}'; did you mean '{}'?", where_, key,
+                                    nearest_name(key, known_keys)));
     }
   }
 
