@@ -126,6 +126,8 @@ void run() {
               500 * slot, 0);
   time_solver("500 different stages, 500 slots, 4 options", different_stages(500, 4, slot),
               500 * slot, 0);
+  time_solver("4096 different stages, 4096 slots, 4 options", different_stages(4096, 4, slot),
+              4096 * slot, 10);
   for (const std::int64_t mib : {2500, 4000, 8000, 16000, 64000}) time_joint_search(mib << 20);
   rusage usage{};
   getrusage(RUSAGE_SELF, &usage);

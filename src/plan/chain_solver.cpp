@@ -1,6 +1,7 @@
 #include <headroom/plan/chain_solver.h>
 
 #include "plan/expansion.h"
+#include "plan/grouped_chain.h"
 #include "plan/intervals.h"
 #include "plan/slot_table.h"
 
@@ -27,18 +28,33 @@ constexpr double kMostWork = 8e9;
 /// A whole curve may take this many times the work of one plan.
 constexpr double kCurvePatience = 10;
 
-ChainCosts validated(ChainCosts chain) {
+/// Different intervals that a chain may have before its stages are grouped: beyond this, looking
+/// at all splits of all intervals takes many seconds, however coarse the grid.
+constexpr int kMaxIntervals = 130'000;
+/// Into so many groups.
+constexpr int kNumGroups = 256;
+
+/// The chain in groups, if it is too long to be solved stage by stage. Stages that hand parts of
+/// their input on cannot be grouped.
+std::unique_ptr<GroupedChain> grouped_if_long(const ChainCosts& chain, bool intern) {
   validate(chain);
-  return chain;
+  const bool carries =
+      std::any_of(chain.stages.begin(), chain.stages.end(), [](const StageCosts& stage) {
+        return !stage.carried.empty() || stage.carried_grad_bytes != 0;
+      });
+  if (carries || chain.stages.size() <= 2 * kNumGroups) return nullptr;
+  if (Intervals(ChainNumbers(chain), intern, kMaxIntervals).size() <= kMaxIntervals) return nullptr;
+  return std::make_unique<GroupedChain>(chain, kNumGroups);
 }
 
 }  // namespace
 
 struct ChainSolver::State {
   State(ChainCosts costs, SolverOptions solver_options)
-      : chain(validated(std::move(costs))),
+      : grouped(grouped_if_long(costs, solver_options.intern)),
+        chain(std::move(costs)),
         options(solver_options),
-        numbers(chain),
+        numbers(grouped ? grouped->groups() : chain),
         intervals(numbers, options.intern),
         bounds(numbers, intervals),
         whole(intervals.id(0, numbers.L - 1)) {
@@ -149,37 +165,42 @@ struct ChainSolver::State {
            grid.bytes(grid.top) >= budget_bytes;
   }
 
+  /// The schedule of the chain that operations on `numbers` stand for.
+  Schedule schedule_of(std::vector<Operation> operations) const {
+    if (grouped) operations = grouped->expand(operations);
+    return schedule_from_operations(chain, std::move(operations));
+  }
+
   Schedule checked_schedule(std::vector<Operation> operations, std::int64_t budget_bytes) const {
-    Schedule plan = schedule_from_operations(chain, std::move(operations));
+    Schedule plan = schedule_of(std::move(operations));
     if (plan.peak_bytes > budget_bytes) {
       throw std::logic_error(
           fmt::format("a plan for {} bytes needs {} bytes", budget_bytes, plan.peak_bytes));
     }
+    if (grouped) plan.certified_gap_ns = plan.time_ns - least_time_within(chain, budget_bytes);
     return plan;
   }
 
   Schedule keep_everything() const {
-    return schedule_from_operations(
-        chain, expand_schedule(numbers.L, 0, [this](const Interval& interval) {
-          return Decision::keep(numbers.fastest[numbers.at(interval.first)]);
-        }));
+    return schedule_of(expand_schedule(numbers.L, 0, [this](const Interval& interval) {
+      return Decision::keep(numbers.fastest[numbers.at(interval.first)]);
+    }));
   }
 
   /// A plan that fits the smallest budget, whatever its time. Needed only when rounding up leaves
   /// nothing that fits.
-  Schedule leanest_schedule() const {
-    return schedule_from_operations(chain,
-                                    expand_schedule(numbers.L, 0, [this](const Interval& interval) {
-                                      return leanest_choice(interval);
-                                    }));
+  std::vector<Operation> leanest_operations() const {
+    return expand_schedule(numbers.L, 0,
+                           [this](const Interval& interval) { return leanest_choice(interval); });
   }
   Decision leanest_choice(const Interval& interval) const;
 
   Schedule rounded_schedule(std::int64_t budget_bytes) const;
 
+  std::unique_ptr<GroupedChain> grouped;  ///< null when the chain is solved stage by stage
   ChainCosts chain;
   SolverOptions options;
-  ChainNumbers numbers;
+  ChainNumbers numbers;  ///< of the chain, or of its groups
   Intervals intervals;
   IntervalBounds bounds;
   int whole;
@@ -214,22 +235,22 @@ Decision ChainSolver::State::leanest_choice(const Interval& interval) const {
   throw std::logic_error("the planner cannot explain its own floor");
 }
 
-/// Without a lossless grid: rounding down bounds the time from below, rounding up gives a plan that
-/// fits.
+/// Without a lossless grid: rounding up gives a plan that fits, and rounding down bounds the time
+/// from below (of groups it would bound the wrong chain).
 Schedule ChainSolver::State::rounded_schedule(std::int64_t budget_bytes) const {
   std::int64_t lower_bound_ns = 0;
-  {
+  if (!grouped) {
     const SlotTable down = make_table(rounding_grid(budget_bytes, false));
     lower_bound_ns = down.time_ns(down.grid().top);
     // The bound may be a real plan: then it is the answer, and nothing was lost.
-    Schedule plan = schedule_from_operations(chain, down.extract(down.grid().top));
+    Schedule plan = schedule_of(down.extract(down.grid().top));
     if (plan.peak_bytes <= budget_bytes) return plan;
   }
   const SlotTable up = make_table(rounding_grid(budget_bytes, true));
   const std::int64_t top = up.grid().top;
   Schedule plan = up.feasible(top) ? checked_schedule(up.extract(top), budget_bytes)
-                                   : checked_schedule(leanest_schedule().operations, budget_bytes);
-  plan.certified_gap_ns = plan.time_ns - lower_bound_ns;
+                                   : checked_schedule(leanest_operations(), budget_bytes);
+  if (!grouped) plan.certified_gap_ns = plan.time_ns - lower_bound_ns;
   return plan;
 }
 
@@ -275,12 +296,13 @@ Schedule ChainSolver::schedule(std::int64_t budget_bytes) {
 std::vector<FrontierPoint> ChainSolver::frontier() {
   std::vector<FrontierPoint> points;
   const std::int64_t ample = ample_budget_bytes();
-  if (const SlotTable* table = state_->lossless_table(ample, true)) {
+  const SlotTable* exact = state_->grouped ? nullptr : state_->lossless_table(ample, true);
+  if (exact != nullptr) {
     // At the smallest budget for its time a plan uses all of it: with a lower peak it would have
     // fitted a smaller one.
-    for (const std::int64_t index : table->steps()) {
+    for (const std::int64_t index : exact->steps()) {
       points.push_back(
-          {table->grid().bytes(index), table->time_ns(index), table->grid().bytes(index)});
+          {exact->grid().bytes(index), exact->time_ns(index), exact->grid().bytes(index)});
     }
     return points;
   }
@@ -290,9 +312,8 @@ std::vector<FrontierPoint> ChainSolver::frontier() {
     if (points.empty() || plan.time_ns < points.back().time_ns)
       points.push_back({plan.peak_bytes, plan.time_ns, plan.peak_bytes});
   };
-  add(state_->leanest_schedule());
-  for (const std::int64_t index : up.steps())
-    add(schedule_from_operations(state_->chain, up.extract(index)));
+  add(state_->schedule_of(state_->leanest_operations()));
+  for (const std::int64_t index : up.steps()) add(state_->schedule_of(up.extract(index)));
   // Rounding hides by how much less each plan fits, so that a later one may need less memory than
   // an earlier, slower one.
   std::stable_sort(points.begin(), points.end(),
@@ -308,7 +329,7 @@ std::vector<FrontierPoint> ChainSolver::frontier() {
 }
 
 bool ChainSolver::frontier_is_exact() const {
-  return state_->lossless_grid(ample_budget_bytes(), true).has_value();
+  return !state_->grouped && state_->lossless_grid(ample_budget_bytes(), true).has_value();
 }
 
 }  // namespace headroom

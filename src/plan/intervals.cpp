@@ -85,12 +85,13 @@ std::int64_t ChainNumbers::keep_need(int first, int last, int format, const Opti
   return decoded + kept(first, format, option) + std::max(forward, backward);
 }
 
-Intervals::Intervals(const ChainNumbers& numbers, bool intern) : ids_(slot(0, numbers.L)) {
+Intervals::Intervals(const ChainNumbers& numbers, bool intern, int limit)
+    : ids_(slot(0, numbers.L)) {
   const std::vector<int> classes = classes_of_stages(numbers);
   const auto num_classes = static_cast<std::int64_t>(numbers.L) + 1;
   std::unordered_map<std::int64_t, int>
       nodes;  // (name of the prefix, class of the next stage) -> name; the pair itself is the key
-  for (int last = 0; last < numbers.L; ++last) {
+  for (int last = 0; last < numbers.L && size() <= limit; ++last) {
     for (int first = last; first >= 0; --first) {
       int name = size();
       if (intern) {

@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <limits>
 #include <utility>
 #include <vector>
 
@@ -109,7 +110,8 @@ class Sweep {
 /// different sequences can share one.
 class Intervals {
  public:
-  Intervals(const ChainNumbers& numbers, bool intern);
+  /// Stops soon after `limit` names: then size() is larger than that, and nothing else is of use.
+  Intervals(const ChainNumbers& numbers, bool intern, int limit = std::numeric_limits<int>::max());
 
   /// The name of first..last, 0 <= first <= last < L.
   int id(int first, int last) const { return ids_[slot(first, last)]; }

@@ -24,8 +24,9 @@ struct SolverOptions {
 
 /// Finds the fastest schedule of a chain inside a budget, optimal among persistent schedules (those
 /// that drop a held boundary only after its backward). A dynamic programme over (first stage, last
-/// stage, format of the input, memory): see docs/planning.md. Budgets count everything but the
-/// chain's input. Deterministic; one thread.
+/// stage, format of the input, memory): see docs/planning.md. Chains of many hundred different
+/// stages are solved in groups of stages: their schedules fit, and the gap says what may be lost.
+/// Budgets count everything but the chain's input. Deterministic; one thread.
 class ChainSolver {
  public:
   /// Throws ConfigError on a chain that validate() refuses.
@@ -36,7 +37,8 @@ class ChainSolver {
 
   const ChainCosts& chain() const;
 
-  /// The smallest budget that any persistent schedule fits; exact.
+  /// The smallest budget that any persistent schedule fits; exact. Of a chain that is solved in
+  /// groups: the smallest that schedule() can meet.
   std::int64_t smallest_budget_bytes() const;
   /// A budget at which the fastest way of running every stage once fits; from here on more memory
   /// buys nothing.
