@@ -7,21 +7,23 @@
 
 #include <gtest/gtest.h>
 
-#include <algorithm>
+#include <cstddef>
 #include <cstdint>
 #include <random>
 
 namespace headroom {
 namespace {
 
-ChainCosts chain_of(std::mt19937_64& random, int num_stages, int max_formats = 2) {
+ChainCosts chain_of(std::mt19937_64& random, std::size_t num_stages, int max_formats = 2) {
   testing::RandomChainLimits limits;
-  limits.max_stages = 2 * num_stages;
   limits.max_bytes = 40;
   limits.max_formats = max_formats;
-  ChainCosts chain;
-  while (static_cast<int>(chain.stages.size()) != num_stages)
-    chain = testing::random_chain(random, limits);
+  ChainCosts chain = testing::random_chain(random, limits);
+  while (chain.stages.size() < num_stages) {
+    const ChainCosts more = testing::random_chain(random, limits);
+    chain.stages.insert(chain.stages.end(), more.stages.begin(), more.stages.end());
+  }
+  chain.stages.resize(num_stages);
   return chain;
 }
 
