@@ -3,7 +3,7 @@
 #include <headroom/core/error.h>
 #include <headroom/model/pretrained.h>
 #include <headroom/model/safetensors.h>
-#include "core/output_file.h"
+#include "core/hashed_file.h"
 #include "model/safetensors_writer.h"
 
 #include <fmt/format.h>
@@ -104,20 +104,30 @@ Tensors published_tensors(const PublishedForm& form, const Chain& chain) {
   return all;
 }
 
+TrainedWeights trained_weights(const Chain& chain) {
+  TrainedWeights weights;
+  weights.tensors = chain.named_parameters();
+  for (auto& buffer : chain.named_buffers()) weights.tensors.push_back(std::move(buffer));
+  const auto* format = dynamic_cast<const PublishedFormat*>(chain.format().get());
+  // A part of a model has no form of its own: rows of theirs are of whole matrices.
+  if (format == nullptr || weights.tensors.size() != chain.named_tensors().size()) return weights;
+  return {published_tensors(format->form(), chain), format->form().config};
+}
+
 SavedModel PublishedFormat::save(const Chain& chain, const std::string& folder) const {
   const fs::path config = fs::path(folder) / "config.json",
                  weights = fs::path(folder) / "model.safetensors";
-  OutputFile config_file(config.string()), weights_file(weights.string());
-  config_file.write(form_.config.data(), form_.config.size());
-  const std::string hash =
-      write_safetensors(weights_file, published_tensors(form_, chain), {{"format", "pt"}});
+  OutputFile config_file(config.string());
+  HashedFile weights_file(weights.string());
+  config_file.write(form_.config);
+  write_safetensors(weights_file, published_tensors(form_, chain));
   // Weights of another model must not stand beside this one's config.json, were we stopped here.
   if (!holds(config, form_.config)) {
     std::error_code ignored;
     fs::remove(weights, ignored);
   }
   config_file.commit();
-  weights_file.commit();
+  const std::string hash = weights_file.commit().sha256;
   sync_folder(folder, throw_as<ConfigError>);
   return {weights.filename().string(), hash};
 }

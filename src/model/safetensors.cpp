@@ -1,10 +1,9 @@
 #include <headroom/model/safetensors.h>
 
 #include <headroom/core/error.h>
-#include "core/hash.h"
+#include "core/hashed_file.h"
 #include "core/input_file.h"
 #include "core/name_list.h"
-#include "core/output_file.h"
 #include "model/safetensors_header.h"
 #include "model/safetensors_writer.h"
 
@@ -110,6 +109,7 @@ void read_pieces(const InputFile& file, const SafetensorsEntry& entry, const at:
 }  // namespace
 
 struct SafetensorsReader::Shards {
+  std::string path;
   std::deque<InputFile> files;
   std::vector<SafetensorsEntry> entries;
   std::unordered_map<std::string, std::size_t> by_name;
@@ -149,6 +149,7 @@ struct SafetensorsReader::Shards {
 
 SafetensorsReader::SafetensorsReader(const std::string& path)
     : shards_(std::make_unique<Shards>()) {
+  shards_->path = path;
   const std::string file = file_of(path);
   if (is_index(file)) {
     shards_->add_index(file);
@@ -166,7 +167,7 @@ const SafetensorsEntry* SafetensorsReader::find(const std::string& name) const {
   return found == shards_->by_name.end() ? nullptr : &shards_->entries[found->second];
 }
 
-void SafetensorsReader::read(const SafetensorsEntry& entry, const at::Tensor& into) const {
+void SafetensorsReader::check(const SafetensorsEntry& entry, const at::Tensor& into) const {
   const InputFile& file = shards_->files.at(entry.shard);
   if (into.sizes() != at::IntArrayRef(entry.shape)) {
     throw DataError(fmt::format("'{}' in '{}' is ({}), but ({}) is needed", entry.name, file.path(),
@@ -176,6 +177,31 @@ void SafetensorsReader::read(const SafetensorsEntry& entry, const at::Tensor& in
     throw DataError(fmt::format("'{}' in '{}' is {}, but {} is needed", entry.name, file.path(),
                                 c10::toString(entry.dtype), c10::toString(into.scalar_type())));
   }
+}
+
+void SafetensorsReader::check_all(
+    const std::vector<std::pair<std::string, at::Tensor>>& into) const {
+  const std::string& path = shards_->path;
+  std::vector<std::string> missing, unexpected;
+  std::set<std::string> names;
+  for (const auto& [name, tensor] : into) {
+    names.insert(name);
+    if (find(name) == nullptr) missing.push_back(name);
+  }
+  for (const SafetensorsEntry& entry : entries()) {
+    if (names.count(entry.name) == 0) unexpected.push_back(entry.name);
+  }
+  if (!missing.empty()) throw DataError(fmt::format("'{}' lacks {}", path, name_list(missing)));
+  if (!unexpected.empty()) {
+    throw DataError(
+        fmt::format("'{}' has {}, for which there is no place", path, name_list(unexpected)));
+  }
+  for (const auto& [name, tensor] : into) check(*find(name), tensor);
+}
+
+void SafetensorsReader::read(const SafetensorsEntry& entry, const at::Tensor& into) const {
+  check(entry, into);
+  const InputFile& file = shards_->files.at(entry.shard);
   const at::Tensor target = into.detach();
   if (is_plain(target) && target.scalar_type() == entry.dtype && entry.dtype != at::kBool)
     return file.read_at(entry.begin, target.data_ptr(), entry.num_bytes);
@@ -208,56 +234,36 @@ std::map<std::string, at::Tensor> load_safetensors(const std::string& path) {
 void load_safetensors(const std::string& path,
                       const std::vector<std::pair<std::string, at::Tensor>>& into) {
   const SafetensorsReader reader(path);
-  std::vector<std::string> missing, unexpected;
-  std::set<std::string> names;
-  for (const auto& [name, tensor] : into) {
-    names.insert(name);
-    if (reader.find(name) == nullptr) missing.push_back(name);
-  }
-  for (const SafetensorsEntry& entry : reader.entries()) {
-    if (names.count(entry.name) == 0) unexpected.push_back(entry.name);
-  }
-  if (!missing.empty()) throw DataError(fmt::format("'{}' lacks {}", path, name_list(missing)));
-  if (!unexpected.empty()) {
-    throw DataError(
-        fmt::format("'{}' has {}, for which there is no place", path, name_list(unexpected)));
-  }
+  reader.check_all(into);
   for (const auto& [name, tensor] : into) reader.read(*reader.find(name), tensor);
 }
 
-std::string write_safetensors(OutputFile& file,
-                              const std::vector<std::pair<std::string, at::Tensor>>& tensors,
-                              const std::map<std::string, std::string>& metadata) {
+void write_safetensors(HashedFile& file,
+                       const std::vector<std::pair<std::string, at::Tensor>>& tensors,
+                       const std::map<std::string, std::string>& metadata) {
   // Wide values first, so that each tensor is aligned to its own.
   std::vector<std::pair<std::string, at::Tensor>> sorted = tensors;
   std::stable_sort(sorted.begin(), sorted.end(), [](const auto& a, const auto& b) {
     return a.second.element_size() > b.second.element_size();
   });
-  const std::string header = make_safetensors_header(sorted, metadata);
-  Sha256 hash;
-  const auto write = [&](const void* data, std::size_t num_bytes) {
-    hash.update(data, num_bytes);
-    file.write(data, num_bytes);
-  };
-  write(header.data(), header.size());
+  file.write(make_safetensors_header(sorted, metadata));
   std::vector<char> piece;
   for (const auto& [name, tensor] : sorted) {
     for_each_piece(tensor.detach(), [&](const at::Tensor& part) {
-      if (is_plain(part)) return write(part.data_ptr(), part.nbytes());
+      if (is_plain(part)) return file.write(part.data_ptr(), part.nbytes());
       piece.resize(std::max(piece.size(), part.nbytes()));
       torch::from_blob(piece.data(), part.sizes(), part.scalar_type()).copy_(part);
-      write(piece.data(), part.nbytes());
+      file.write(piece.data(), part.nbytes());
     });
   }
-  return hash.hex_digest();
 }
 
 std::string save_safetensors(const std::string& path,
                              const std::vector<std::pair<std::string, at::Tensor>>& tensors,
                              const std::map<std::string, std::string>& metadata) {
-  OutputFile file(path);
-  const std::string hash = write_safetensors(file, tensors, metadata);
-  file.commit();
+  HashedFile file(path);
+  write_safetensors(file, tensors, metadata);
+  const std::string hash = file.commit().sha256;
   const fs::path folder = fs::path(path).parent_path();
   sync_folder(folder.empty() ? "." : folder.string(), throw_as<ConfigError>);
   return hash;

@@ -9,11 +9,11 @@
 
 namespace headroom {
 
-class OutputFile;
+class HashedFile;
 
-/// Writes a whole safetensors file, to be committed by the caller, and returns its SHA-256.
-std::string write_safetensors(OutputFile& file,
-                              const std::vector<std::pair<std::string, at::Tensor>>& tensors,
-                              const std::map<std::string, std::string>& metadata);
+/// Writes a whole safetensors file, to be committed by the caller.
+void write_safetensors(HashedFile& file,
+                       const std::vector<std::pair<std::string, at::Tensor>>& tensors,
+                       const std::map<std::string, std::string>& metadata = {{"format", "pt"}});
 
 }  // namespace headroom

@@ -4,21 +4,24 @@
 #include <headroom/core/log.h>
 #include <headroom/core/random.h>
 #include <headroom/memory/meter.h>
-#include "core/hash.h"
+#include <headroom/model/safetensors.h>
+#include "core/hashed_file.h"
 #include "core/input_file.h"
 #include "core/output_file.h"
+#include "model/published.h"
+#include "model/safetensors_writer.h"
 #include "train/position_text.h"
 #include "train/snapshot_folder.h"
 
 #include <fmt/format.h>
-#include <fmt/ranges.h>
 #include <torch/torch.h>
 
 #include <algorithm>
 #include <array>
 #include <exception>
 #include <filesystem>
-#include <sstream>
+#include <optional>
+#include <utility>
 #include <vector>
 
 namespace headroom {
@@ -26,7 +29,8 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr const char* kWeights = "weights.bin";
+constexpr const char* kWeights = "model.safetensors";
+constexpr const char* kConfig = "config.json";  // where the weights are a model of their own
 constexpr const char* kOptimizer = "optimizer.pt";
 constexpr const char* kPosition = "position.txt";
 const std::array<const char*, 3> kFiles = {kWeights, kOptimizer, kPosition};
@@ -38,103 +42,65 @@ constexpr std::int64_t kMostPositionBytes = std::int64_t{1} << 30;
 
 std::string first_line(const std::string& text) { return text.substr(0, text.find('\n')); }
 
-// Writes one file of a snapshot, and counts and hashes what was written.
-class HashedFile {
- public:
-  explicit HashedFile(const fs::path& path) : file_(path.string(), throw_as<SnapshotError>) {}
+HashedFile new_file(const fs::path& path) {
+  return HashedFile(path.string(), throw_as<SnapshotError>);
+}
 
-  void write(const void* data, std::size_t num_bytes) {
-    file_.write(data, num_bytes);
-    hash_.update(data, num_bytes);
-    num_bytes_ += static_cast<std::int64_t>(num_bytes);
+FileDigest write_text(const fs::path& path, const std::string& text) {
+  HashedFile file = new_file(path);
+  file.write(text);
+  return file.commit();
+}
+
+FileDigest write_weights(const fs::path& path, const TrainedWeights& weights) {
+  HashedFile file = new_file(path);
+  write_safetensors(file, weights.tensors);
+  return file.commit();
+}
+
+// The weights of a snapshot, which are known to be those of this model before anything is changed.
+class SavedWeights {
+ public:
+  SavedWeights(const fs::path& path, const Chain& chain)
+      : tensors_(trained_weights(chain).tensors) {
+    as_snapshot_error([&] {
+      reader_.emplace(path.string());
+      reader_->check_all(tensors_);
+    });
+    // Converted values would not be those of the run.
+    for (const auto& [name, tensor] : tensors_) {
+      const at::ScalarType saved = reader_->find(name)->dtype;
+      if (saved != tensor.scalar_type())
+        fail(path, fmt::format("holds '{}' as {}, not as {}", name, c10::toString(saved),
+                               c10::toString(tensor.scalar_type())));
+    }
   }
-  void write(std::string_view text) { write(text.data(), text.size()); }
-  SnapshotFile finish() {
-    file_.commit();
-    return {hash_.hex_digest(), num_bytes_};
+
+  void read() const {
+    const torch::NoGradGuard no_grad;
+    as_snapshot_error([&] {
+      for (const auto& [name, tensor] : tensors_) reader_->read(*reader_->find(name), tensor);
+    });
   }
 
  private:
-  OutputFile file_;
-  Sha256 hash_;
-  std::int64_t num_bytes_ = 0;
-};
-
-std::vector<std::pair<std::string, at::Tensor>> weights_of(const Chain& chain) {
-  auto tensors = chain.named_parameters();
-  for (auto& buffer : chain.named_buffers()) tensors.push_back(std::move(buffer));
-  return tensors;
-}
-
-// Weights are a header, one line per tensor, and the bytes of the tensors in that order: they can
-// be read where they belong, one by one, where an archive would hold all of them a second time.
-std::string header_line(const std::string& name, const at::Tensor& tensor) {
-  return fmt::format("{} [{}] {}", c10::toString(tensor.scalar_type()),
-                     fmt::join(tensor.sizes(), ","), name);
-}
-
-SnapshotFile write_weights(const fs::path& path, const Chain& chain) {
-  const auto tensors = weights_of(chain);
-  std::string header = fmt::format("headroom weights 1: {}\n", tensors.size());
-  for (const auto& [name, tensor] : tensors) header += header_line(name, tensor) + "\n";
-  HashedFile file(path);
-  file.write(header);
-  for (const auto& [name, tensor] : tensors) {
-    const at::Tensor bytes = tensor.detach().cpu().contiguous();
-    file.write(bytes.data_ptr(), bytes.nbytes());
-  }
-  return file.finish();
-}
-
-// Checks that the weights are those of this model, and returns where their bytes begin.
-std::int64_t check_weights_header(const InputFile& file, const Chain& chain) {
-  const auto tensors = weights_of(chain);
-  constexpr std::string_view kFirst = "headroom weights 1: ";
-  std::string header(kFirst);
-  header += fmt::format("{}\n", tensors.size());
-  std::int64_t num_bytes = 0;
-  for (const auto& [name, tensor] : tensors) {
-    header += header_line(name, tensor) + "\n";
-    num_bytes += static_cast<std::int64_t>(tensor.nbytes());
-  }
-  const auto header_bytes = static_cast<std::int64_t>(header.size());
-  std::string found(static_cast<std::size_t>(std::min(header_bytes, file.size())), '\0');
-  file.read_at(0, found.data(), static_cast<std::int64_t>(found.size()));
-  if (found.rfind(kFirst, 0) != 0) file.fail("is not readable: it holds no weights");
-  if (found != header) {
-    std::istringstream lines(found);
-    std::string line;
-    std::getline(lines, line);  // how many there are; what is missing or too much is told below
-    for (const auto& [name, tensor] : tensors) {
-      if (!std::getline(lines, line) || line != header_line(name, tensor))
-        file.fail(fmt::format("does not hold '{}' with the sizes of this model", name));
+  template <typename Body>
+  static void as_snapshot_error(const Body& body) {
+    try {
+      body();
+    } catch (const DataError& error) {
+      throw SnapshotError(error.what());
     }
-    file.fail("holds more tensors than this model has");
   }
-  if (file.size() != header_bytes + num_bytes)
-    file.fail(fmt::format("has {} bytes, but the weights of this model are {}", file.size(),
-                          header_bytes + num_bytes));
-  return header_bytes;
-}
 
-void read_weights(const InputFile& file, std::int64_t offset, const Chain& chain) {
-  const torch::NoGradGuard no_grad;
-  for (auto& [name, tensor] : weights_of(chain)) {
-    const bool in_place = tensor.is_cpu() && tensor.is_contiguous();
-    at::Tensor bytes = in_place ? tensor.detach()
-                                : at::empty(tensor.sizes(),
-                                            tensor.options().device(at::kCPU).requires_grad(false));
-    const auto num_bytes = static_cast<std::int64_t>(bytes.nbytes());
-    file.read_at(offset, bytes.data_ptr(), num_bytes);
-    offset += num_bytes;
-    if (!in_place) tensor.copy_(bytes);
-  }
-}
+  std::vector<std::pair<std::string, at::Tensor>> tensors_;
+  std::optional<SafetensorsReader> reader_;
+};
 
 // An archive's writer ends the program when it is told that a write failed (it throws from its
 // destructor). So it is never told: the error waits until it is done.
-SnapshotFile write_optimizer(const fs::path& path, const torch::optim::Optimizer& optimizer) {
-  HashedFile file(path);
+FileDigest write_optimizer(const fs::path& path, const torch::optim::Optimizer& optimizer) {
+  HashedFile file = new_file(path);
   std::exception_ptr error;
   torch::serialize::OutputArchive archive;
   optimizer.save(archive);
@@ -147,7 +113,7 @@ SnapshotFile write_optimizer(const fs::path& path, const torch::optim::Optimizer
     return num_bytes;
   });
   if (error) std::rethrow_exception(error);
-  return file.finish();
+  return file.commit();
 }
 
 void read_optimizer(const fs::path& path, torch::optim::Optimizer& optimizer) {
@@ -165,12 +131,6 @@ void read_optimizer(const fs::path& path, torch::optim::Optimizer& optimizer) {
   } catch (const std::exception& error) {
     fail(path, fmt::format("is not readable: {}", first_line(error.what())));
   }
-}
-
-SnapshotFile write_position(const fs::path& path, const TrainingPosition& position) {
-  HashedFile file(path);
-  file.write(position_text(position));
-  return file.finish();
 }
 
 // A random state that LibTorch refuses must not be found in the middle of a resume.
@@ -207,15 +167,18 @@ void check_settings(const fs::path& folder, const std::map<std::string, std::str
 
 void check_files(const std::string& folder, const SnapshotList& list) {
   for (const char* name : kFiles) check_snapshot_file(folder, list, name);
+  if (list.files.count(kConfig) != 0) check_snapshot_file(folder, list, kConfig);
 }
 
 void write_snapshot(const fs::path& folder, std::int64_t sequence, const Chain& chain,
                     const torch::optim::Optimizer& optimizer, const TrainingPosition& position) {
   SnapshotList list;
   list.sequence = sequence;
-  list.files[kWeights] = write_weights(folder / kWeights, chain);
+  const TrainedWeights weights = trained_weights(chain);
+  list.files[kWeights] = write_weights(folder / kWeights, weights);
+  if (!weights.config.empty()) list.files[kConfig] = write_text(folder / kConfig, weights.config);
   list.files[kOptimizer] = write_optimizer(folder / kOptimizer, optimizer);
-  list.files[kPosition] = write_position(folder / kPosition, position);
+  list.files[kPosition] = write_text(folder / kPosition, position_text(position));
   write_snapshot_list(folder.string(), list);
 }
 
@@ -254,10 +217,9 @@ TrainingPosition load_snapshot(const std::string& folder_text, const Chain& chai
   check_files(folder_text, read_snapshot_list(folder_text));
   TrainingPosition position = read_position(folder / kPosition);
   check_settings(folder, position.settings, settings);
-  const InputFile weights((folder / kWeights).string(), throw_as<SnapshotError>);
-  const std::int64_t offset = check_weights_header(weights, chain);  // while nothing is changed
+  const SavedWeights weights(folder / kWeights, chain);
   read_optimizer(folder / kOptimizer, optimizer);
-  read_weights(weights, offset, chain);
+  weights.read();
   return position;
 }
 

@@ -2,7 +2,6 @@
 
 #include <headroom/core/error.h>
 #include <headroom/core/log.h>
-#include "core/hash.h"
 #include "core/input_file.h"
 #include "core/output_file.h"
 #include "core/text.h"
@@ -27,7 +26,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr const char* kFirstLine = "headroom snapshot 2";  // the format's version
+constexpr const char* kFirstLine = "headroom snapshot 3";  // the format's version
 constexpr const char* kPrefix = "snapshot-";
 constexpr const char* kList = "checksums.sha256";
 constexpr const char* kWork = ".tmp";
@@ -120,7 +119,7 @@ SnapshotList parse_snapshot_list(std::string_view text, const std::string& where
     if (line.size() <= kDigestSize + 2 || rest.empty()) continue;
     const std::string_view size_and_name = line.substr(kDigestSize + 2);
     const std::size_t gap = std::min(size_and_name.find("  "), size_and_name.size());
-    SnapshotFile& file =
+    FileDigest& file =
         list.files[std::string(size_and_name.substr(std::min(gap + 2, size_and_name.size())))];
     file.sha256 = line.substr(0, kDigestSize);
     file.num_bytes = whole_number(size_and_name.substr(0, gap)).value_or(0);

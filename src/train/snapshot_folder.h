@@ -1,5 +1,7 @@
 #pragma once
 
+#include "core/hashed_file.h"
+
 #include <cstdint>
 #include <map>
 #include <string>
@@ -8,18 +10,11 @@
 
 namespace headroom {
 
-/// One file of a snapshot as it was saved. Its size is looked at first: a file of another size,
-/// such as one without end, is not read.
-struct SnapshotFile {
-  std::string sha256;
-  std::int64_t num_bytes = 0;
-};
-
 /// What a snapshot is made of, and when it was written among those of its folder. This list is the
 /// last file to be written, and holds its own SHA-256.
 struct SnapshotList {
-  std::int64_t sequence = 0;                  ///< counts the snapshots written to an output folder
-  std::map<std::string, SnapshotFile> files;  ///< by name
+  std::int64_t sequence = 0;                ///< counts the snapshots written to an output folder
+  std::map<std::string, FileDigest> files;  ///< by name
 };
 
 std::string snapshot_list_text(const SnapshotList& list);
@@ -34,7 +29,8 @@ std::string snapshot_work_folder(const std::string& output_dir, std::int64_t ste
 SnapshotList read_snapshot_list(const std::string& folder);
 /// Writes it, which makes the folder a snapshot.
 void write_snapshot_list(const std::string& folder, const SnapshotList& list);
-/// Throws SnapshotError unless the file is as it was saved.
+/// Throws SnapshotError unless the file is as it was saved. Its size is looked at first: a file of
+/// another size, such as one without end, is not read.
 void check_snapshot_file(const std::string& folder, const SnapshotList& list,
                          const std::string& name);
 

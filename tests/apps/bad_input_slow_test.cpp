@@ -298,7 +298,7 @@ TEST_F(BadInputTest, Snapshots) {
     expect_refused(bad);
 
   // By its name a broken snapshot is refused; "last" takes the one before it.
-  const std::string fourth = folder_ / "out/snapshot-4", weights = fourth + "/weights.bin";
+  const std::string fourth = folder_ / "out/snapshot-4", weights = fourth + "/model.safetensors";
   const std::string bytes = read_file(weights);
   std::string flipped = bytes;
   flipped[bytes.size() / 2] = static_cast<char>(flipped[bytes.size() / 2] ^ 1);
@@ -361,7 +361,7 @@ TEST_F(BadInputTest, PathsThatAreNoFiles) {
     fs::remove(path);
     write_plain(path, whole);
   }
-  for (const char* name : {"weights.bin", "optimizer.pt", "position.txt", "checksums.sha256"}) {
+  for (const char* name : {"model.safetensors", "optimizer.pt", "position.txt", "checksums.sha256"}) {
     const std::string path = folder_ / (std::string("out/snapshot-2/") + name),
                       whole = read_file(path);
     for (const std::string& target : {std::string("/dev/zero"), folder_ / "pipe"}) {

@@ -7,7 +7,10 @@
 #include "train/training_support.h"
 
 #include <headroom/core/error.h>
+#include <headroom/model/pretrained.h>
+#include <headroom/model/safetensors.h>
 #include <headroom/optim/factory.h>
+#include <headroom/train/trainer.h>
 
 #include <gtest/gtest.h>
 #include <torch/torch.h>
@@ -87,6 +90,35 @@ TEST_F(SnapshotTest, GivesBackWhatWasSaved) {
   EXPECT_EQ(position.settings, kSettings) << "a line break in a path is part of it";
 }
 
+TEST_F(SnapshotTest, HoldsTheWeightsInTheFormOfASavedModel) {
+  const std::string hash = weights_sha256(chain_);
+  const std::string folder = save(5);
+  for (at::Tensor& parameter : chain_.parameters()) parameter.detach().zero_();
+  load_weights(chain_, folder);
+  EXPECT_EQ(weights_sha256(chain_), hash);
+
+  for (const auto& [model, config] : {std::pair{"gpt", "n_layer=2,n_head=2,n_embd=8,block_size=8"},
+                                      std::pair{"nin", "width=8"}}) {
+    chain_ = make_model(model, config).chain;
+    const std::string saved = save(6);
+    EXPECT_EQ(weights_sha256(load_pretrained(saved).chain), weights_sha256(chain_)) << model;
+  }
+}
+
+TEST_F(SnapshotTest, OfAModelThatIsTrainedInPartHoldsThatPart) {
+  chain_ = make_model("gpt", "n_layer=2,n_head=2,n_embd=8,block_size=8").chain;
+  for (auto& [name, parameter] : chain_.named_parameters()) {
+    if (name.rfind("block1.", 0) != 0) parameter.set_requires_grad(false);
+  }
+  const std::string folder = save(5), hash = weights_sha256(chain_);
+  EXPECT_FALSE(fs::exists(folder + "/config.json"));
+  for (const auto& [name, tensor] : load_safetensors(folder))
+    EXPECT_EQ(name.rfind("block1.", 0), 0U);
+  for (at::Tensor& parameter : chain_.parameters()) parameter.detach().zero_();
+  load(folder);
+  EXPECT_EQ(weights_sha256(chain_), hash);
+}
+
 TEST_F(SnapshotTest, TheOneJustWrittenIsNeverTheOneThatIsRemoved) {
   save(100);
   save(200);
@@ -136,9 +168,9 @@ TEST_F(SnapshotTest, LastSkipsWhatIsNotWhole) {
   fs::remove(folder_ / "snapshot-6/optimizer.pt");
   EXPECT_EQ(last(), "snapshot-5") << "half-deleted";
   save(7);
-  std::string bytes = read_file(folder_ / "snapshot-7/weights.bin");
+  std::string bytes = read_file(folder_ / "snapshot-7/model.safetensors");
   bytes.back() = static_cast<char>(bytes.back() ^ 1);
-  write_plain(folder_ / "snapshot-7/weights.bin", bytes);
+  write_plain(folder_ / "snapshot-7/model.safetensors", bytes);
   EXPECT_EQ(last(), "snapshot-5") << "a flipped bit";
   write_plain(folder_ / "snapshot-5/checksums.sha256", "");
   EXPECT_THROW(last(), SnapshotError);
@@ -176,7 +208,8 @@ TEST_F(SnapshotTest, EveryFlippedBitIsFound) {
 
 TEST_F(SnapshotTest, EveryCutFileIsFound) {
   const std::string folder = save(5);
-  for (const char* name : {"weights.bin", "optimizer.pt", "position.txt", "checksums.sha256"}) {
+  for (const char* name :
+       {"model.safetensors", "optimizer.pt", "position.txt", "checksums.sha256"}) {
     const std::string path = folder + "/" + name, whole = read_file(path);
     for (std::size_t size = 0; size < whole.size(); size += 1 + whole.size() / 7) {
       write_plain(path, whole.substr(0, size));
@@ -221,8 +254,23 @@ TEST_F(SnapshotTest, WrongContentsWithRightSumsAreRefused) {
   };
   refused("optimizer.pt", "");
   refused("optimizer.pt", "no archive");
-  refused("weights.bin", "headroom weights 1: 3\n");
-  refused("weights.bin", read_file(folder + "/weights.bin") + "more");
+  refused("model.safetensors", "{}");
+  refused("model.safetensors", read_file(folder + "/model.safetensors") + "more");
+  const auto changed_weights = [&](const auto& change) {
+    auto tensors = load_safetensors(folder);
+    change(tensors);
+    save_safetensors(folder_ / "changed", {tensors.begin(), tensors.end()});
+    return read_file(folder_ / "changed");
+  };
+  using Tensors = std::map<std::string, at::Tensor>;
+  refused("model.safetensors", changed_weights([](Tensors& all) { all.erase(all.begin()); }));
+  refused("model.safetensors", changed_weights([](Tensors& all) { all["x"] = torch::ones(2); }));
+  refused("model.safetensors", changed_weights([](Tensors& all) {
+            all.begin()->second = all.begin()->second.unsqueeze(0).contiguous();
+          }));
+  refused("model.safetensors", changed_weights([](Tensors& all) {
+            all.begin()->second = all.begin()->second.to(torch::kHalf);
+          }));
   const std::string text = read_file(folder + "/position.txt");
   for (const char* field :
        {"global_step", "micro_batch", "loss_sum", "num_skipped_updates", "loss_scale",

@@ -41,6 +41,10 @@ class SafetensorsReader {
   /// Null when there is no tensor of this name.
   const SafetensorsEntry* find(const std::string& name) const;
 
+  /// Throws DataError unless the names of the files are exactly these, each with the shape of its
+  /// tensor, and whole numbers where the tensor has them.
+  void check_all(const std::vector<std::pair<std::string, at::Tensor>>& into) const;
+
   /// Fills `into`, which has the shape of the tensor and may be a view with any strides. Bytes go
   /// straight into place where dtype and layout are the same, and otherwise through a piece of
   /// about a MiB. Converts between floating-point types and between integer types. Throws DataError
@@ -52,6 +56,8 @@ class SafetensorsReader {
   bool equals(const SafetensorsEntry& entry, const at::Tensor& tensor) const;
 
  private:
+  void check(const SafetensorsEntry& entry, const at::Tensor& into) const;
+
   struct Shards;
   std::unique_ptr<Shards> shards_;
 };
@@ -59,8 +65,8 @@ class SafetensorsReader {
 /// All tensors of a file, an index or a folder, as new tensors on the CPU.
 std::map<std::string, at::Tensor> load_safetensors(const std::string& path);
 
-/// Fills existing tensors by name. The names must be those of the file: throws DataError naming
-/// what is missing, or in the file alone, before anything is changed; and see SafetensorsReader.
+/// Fills existing tensors by name. Throws DataError as SafetensorsReader and its check_all() do,
+/// before anything is changed; only that a file was cut meanwhile is found later.
 void load_safetensors(const std::string& path,
                       const std::vector<std::pair<std::string, at::Tensor>>& into);
 
