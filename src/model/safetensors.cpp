@@ -252,7 +252,10 @@ void write_safetensors(HashedFile& file,
     for_each_piece(tensor.detach(), [&](const at::Tensor& part) {
       if (is_plain(part)) return file.write(part.data_ptr(), part.nbytes());
       piece.resize(std::max(piece.size(), part.nbytes()));
-      torch::from_blob(piece.data(), part.sizes(), part.scalar_type()).copy_(part);
+      at::Tensor copy = torch::from_blob(piece.data(), part.sizes(), part.scalar_type());
+      // Turned round, because LibTorch takes memory for blocks of a transposed matrix, and there
+      // may be none left under the cap.
+      part.dim() == 2 ? copy.t().copy_(part.t()) : copy.copy_(part);
       file.write(piece.data(), part.nbytes());
     });
   }

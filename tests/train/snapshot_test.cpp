@@ -6,6 +6,8 @@
 #include "train/snapshot_folder.h"
 #include "train/training_support.h"
 
+#include "support/flipped_bit.h"
+
 #include <headroom/core/error.h>
 #include <headroom/model/pretrained.h>
 #include <headroom/model/safetensors.h>
@@ -15,6 +17,8 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
+#include <sched.h>
+#include <sys/mount.h>
 #include <sys/resource.h>
 #include <unistd.h>
 
@@ -195,10 +199,8 @@ TEST_F(SnapshotTest, EveryFlippedBitIsFound) {
   for (int i = 0; i < 500; ++i) {
     const std::string& path = files[static_cast<std::size_t>(i) % files.size()];
     const std::string whole = read_file(path);
-    std::string flipped = whole;
     const std::size_t bit = random() % (8 * whole.size());
-    flipped[bit / 8] = static_cast<char>(flipped[bit / 8] ^ (1 << bit % 8));
-    write_plain(path, flipped);
+    write_plain(path, with_flipped_bit(whole, bit));
     EXPECT_THROW(load(folder), SnapshotError) << path << " bit " << bit;
     write_plain(path, whole);
   }
@@ -333,6 +335,37 @@ class FullDiskWithoutStateTest : public FullDiskTest {
 };
 TEST_F(FullDiskWithoutStateTest, KeepsTheLastGoodSnapshotWhereThePositionIsLargest) {
   expect_the_last_good_one_to_stay();
+}
+
+// A filesystem that has room for so many pages more: each page of each file is the one that is
+// missing, once.
+TEST_F(SnapshotTest, AFullFilesystemKeepsTheLastGoodSnapshot) {
+  bool is_mounted = false;
+  const auto fill_and_save = [&] {
+    const std::string place = folder_.path();
+    if (::unshare(CLONE_FS | CLONE_NEWNS) != 0 ||
+        ::mount(nullptr, "/", nullptr, MS_REC | MS_PRIVATE, nullptr) != 0 ||
+        ::mount("tmpfs", place.c_str(), "tmpfs", 0, "size=1m") != 0)
+      return;
+    is_mounted = true;
+    const std::string good = save(5), ballast = folder_ / "ballast";
+    std::uintmax_t num_pages = 0;
+    for (bool is_full = true; is_full && num_pages < 200; ++num_pages) {
+      fs::remove(ballast);
+      write_plain(ballast, std::string(fs::space(place).available - 4096 * num_pages, 'x'));
+      try {
+        save(6);
+        is_full = false;
+      } catch (const SnapshotError&) {
+        EXPECT_EQ(names(), (std::set<std::string>{"ballast", "snapshot-5"})) << num_pages;
+        load(good);
+      }
+    }
+    EXPECT_GT(num_pages, 6U) << "every file takes a page";
+    EXPECT_EQ(last(), "snapshot-6");
+  };
+  std::thread(fill_and_save).join();  // which alone sees the filesystem
+  if (!is_mounted) GTEST_SKIP() << "this user may not mount a filesystem";
 }
 
 TEST(PositionText, KeepsNumbersThatAreNotFinite) {
