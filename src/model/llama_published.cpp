@@ -11,19 +11,26 @@ namespace {
 
 constexpr const char* kQwen2 = "qwen2";
 constexpr const char* kScaling = "rope_scaling";
+constexpr const char* kParameters = "rope_parameters";
 constexpr std::int64_t kUsualLength = 1024;  // of samples, where a model has more positions
 
-void exchange_scaling(ConfigFile& file, LlamaConfig& config) {
-  if (file.is_read() ? !file.has(kScaling) : !config.rope_scaling) return;
-  ConfigFile part = file.section(kScaling);
-  if (!config.rope_scaling) config.rope_scaling.emplace();
-  std::string kind = "llama3", older;
+// Newer files have the base of the angles among the numbers of the scaling, whose kind is "default"
+// where there is none.
+void exchange_rotary(ConfigFile& file, LlamaConfig& config) {
+  const bool is_newer = file.has(kParameters);
+  const char* key = is_newer ? kParameters : kScaling;
+  ConfigFile(is_newer ? file.section(key) : file).number("rope_theta", config.rope_theta, 10000.0);
+  if (file.is_read() ? !file.has(key) : !config.rope_scaling) return;
+  ConfigFile part = file.section(key);
+  std::string kind = "llama3";
   part.word("rope_type", kind, "");
-  if (file.is_read() && kind.empty()) part.word("type", kind, "");
+  if (file.is_read() && kind.empty()) part.word("type", kind, "default");
+  if (kind == "default") return;
   if (kind != "llama3") {
     throw ConfigError(fmt::format(
-        "config.json: rope_scaling of type '{}' cannot be served here; known: llama3", kind));
+        "config.json: {} of type '{}' cannot be served here; known: default, llama3", key, kind));
   }
+  if (!config.rope_scaling) config.rope_scaling.emplace();
   part.number("factor", config.rope_scaling->factor, 8.0);
   part.number("low_freq_factor", config.rope_scaling->low_frequency_factor, 1.0);
   part.number("high_freq_factor", config.rope_scaling->high_frequency_factor, 4.0);
@@ -68,9 +75,8 @@ void exchange(ConfigFile& file, LlamaConfig& config) {
   file.size("vocab_size", config.vocab_size, 32000);
   file.size("max_position_embeddings", config.max_position_embeddings, 2048);
   file.number("rms_norm_eps", config.rms_norm_eps, 1e-6);
-  file.number("rope_theta", config.rope_theta, 10000.0);
   file.flag("tie_word_embeddings", config.tie_word_embeddings, false);
-  exchange_scaling(file, config);
+  exchange_rotary(file, config);
   file.only("hidden_act", std::string("silu"));
   file.only("mlp_bias", false);
   file.only("use_sliding_window", false);
