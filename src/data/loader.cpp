@@ -4,26 +4,11 @@
 #include <deque>
 #include <exception>
 #include <mutex>
-#include <numeric>
 #include <optional>
-#include <random>
 #include <thread>
 #include <utility>
 
 namespace headroom {
-
-std::vector<std::int64_t> epoch_order(std::int64_t num_samples, bool shuffle, std::uint64_t seed,
-                                      std::int64_t epoch) {
-  std::vector<std::int64_t> order(static_cast<std::size_t>(num_samples));
-  std::iota(order.begin(), order.end(), 0);
-  if (!shuffle) return order;
-  // std::shuffle is free to differ between standard libraries; this is not.
-  std::seed_seq sequence{static_cast<std::uint32_t>(seed), static_cast<std::uint32_t>(seed >> 32),
-                         static_cast<std::uint32_t>(epoch)};
-  std::mt19937_64 generator(sequence);
-  for (std::size_t i = order.size(); i > 1; --i) std::swap(order[i - 1], order[generator() % i]);
-  return order;
-}
 
 struct MicroBatchLoader::Queue {
   struct Loaded {

@@ -11,11 +11,6 @@
 
 namespace headroom {
 
-/// The samples of an epoch in the order in which they are trained: 0, 1, 2, ..., or a permutation
-/// that depends on seed and epoch alone.
-std::vector<std::int64_t> epoch_order(std::int64_t num_samples, bool shuffle, std::uint64_t seed,
-                                      std::int64_t epoch);
-
 /// Loads micro-batches in the order in which they were requested; with prefetch, one ahead on a
 /// thread of its own, so that at most two micro-batches are in memory.
 class MicroBatchLoader {

@@ -1,7 +1,6 @@
 #include "train/windows.h"
 
 #include <headroom/core/error.h>
-#include "data/loader.h"
 
 #include <fmt/format.h>
 
@@ -62,9 +61,7 @@ WindowWalk::WindowWalk(Grouping grouping, std::int64_t num_updates)
 void WindowWalk::start_epoch(std::int64_t epoch) {
   epoch_ = epoch;
   windows_done_ = 0;
-  order_ = epoch_order(grouping_.num_samples, grouping_.shuffle, grouping_.seed, epoch);
-  if (!grouping_.resamples_each_epoch) return;
-  for (std::int64_t& sample : order_) sample += epoch * grouping_.num_samples;
+  order_ = SampleOrder(grouping_.num_samples, grouping_.shuffle, grouping_.seed, epoch);
 }
 
 Window WindowWalk::next() {
@@ -72,11 +69,14 @@ Window WindowWalk::next() {
   const std::int64_t size = grouping_.window_samples(epoch_);
   const std::int64_t first = windows_done_ * size;
   const std::int64_t end = std::min(first + size, grouping_.num_samples);
+  const std::int64_t offset = grouping_.resamples_each_epoch ? epoch_ * grouping_.num_samples : 0;
   ++windows_done_;
   ++updates_done_;
-  return {{order_.begin() + first, order_.begin() + end},
-          std::min(size, grouping_.num_samples),
-          updates_done_};
+  Window window{{}, std::min(size, grouping_.num_samples), updates_done_};
+  window.samples.reserve(static_cast<std::size_t>(end - first));
+  for (std::int64_t place = first; place < end; ++place)
+    window.samples.push_back(offset + order_[place]);
+  return window;
 }
 
 void WindowWalk::seek(std::int64_t num_updates) {

@@ -4,6 +4,7 @@
 // of the ranks.
 
 #include <headroom/config/accumulation_schedule.h>
+#include "data/sample_order.h"
 
 #include <cstdint>
 #include <vector>
@@ -74,7 +75,7 @@ class WindowWalk {
   std::int64_t epoch_ = 0;
   std::int64_t windows_done_ = 0;  // in this epoch
   std::int64_t updates_done_ = 0;
-  std::vector<std::int64_t> order_;
+  SampleOrder order_;
 };
 
 }  // namespace headroom

@@ -7,10 +7,8 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
-#include <algorithm>
 #include <atomic>
 #include <numeric>
-#include <set>
 #include <thread>
 
 namespace headroom {
@@ -24,31 +22,6 @@ MicroBatch as_batch(c10::ArrayRef<std::int64_t> indices) {
 std::vector<std::int64_t> values(const MicroBatch& batch) {
   const at::Tensor& tensor = batch.inputs.at(0);
   return {tensor.data_ptr<std::int64_t>(), tensor.data_ptr<std::int64_t>() + tensor.numel()};
-}
-
-TEST(EpochOrder, IsSequentialUnlessShuffled) {
-  std::vector<std::int64_t> expected(100);
-  std::iota(expected.begin(), expected.end(), 0);
-  EXPECT_EQ(epoch_order(100, false, 42, 0), expected);
-  EXPECT_EQ(epoch_order(100, false, 42, 7), expected);
-}
-
-TEST(EpochOrder, IsAPermutationThatDependsOnSeedAndEpochAlone) {
-  const auto order = epoch_order(1000, true, 42, 3);
-  EXPECT_EQ(std::set<std::int64_t>(order.begin(), order.end()).size(), 1000U);
-  EXPECT_EQ(*std::min_element(order.begin(), order.end()), 0);
-  EXPECT_EQ(*std::max_element(order.begin(), order.end()), 999);
-  torch::rand({10});
-  EXPECT_EQ(epoch_order(1000, true, 42, 3), order);
-  EXPECT_NE(epoch_order(1000, true, 42, 4), order);
-  EXPECT_NE(epoch_order(1000, true, 43, 3), order);
-  EXPECT_NE(epoch_order(1000, true, 42ULL + (1ULL << 40), 3), order)
-      << "all 64 bits of the seed count";
-}
-
-TEST(EpochOrder, FewSamplesAreNoSpecialCase) {
-  EXPECT_EQ(epoch_order(0, true, 42, 0), std::vector<std::int64_t>{});
-  EXPECT_EQ(epoch_order(1, true, 42, 0), std::vector<std::int64_t>{0});
 }
 
 class Loader : public ::testing::TestWithParam<bool> {};  // prefetch?
