@@ -133,7 +133,7 @@ Table make_table(const std::vector<Outcome>& outcomes) {
          with_ratio(format_bytes(r.peak_activation_bytes),
                     static_cast<double>(r.peak_activation_bytes),
                     static_cast<double>(base.peak_activation_bytes)),
-         fmt::format("{:.4f}", r.final_loss), quality(r.eval)});
+         format_loss(r.final_loss), quality(r.eval)});
   }
   return table;
 }

@@ -5,6 +5,7 @@
 #include <headroom/core/error.h>
 #include <headroom/plan/chain_solver.h>
 #include <headroom/plan/policies.h>
+#include "core/figures.h"
 #include "report/json.h"
 
 #include <fmt/format.h>
@@ -25,9 +26,9 @@ constexpr std::size_t kMaxTableRows = 400;
 std::string format_ns(std::int64_t ns) {
   const auto value = static_cast<double>(ns);
   if (ns < 10'000) return fmt::format("{} ns", ns);
-  if (ns < 10'000'000) return fmt::format("{:.2f} us", value / 1e3);
-  if (ns < 10'000'000'000) return fmt::format("{:.2f} ms", value / 1e6);
-  return fmt::format("{:.2f} s", value / 1e9);
+  if (ns < 10'000'000) return format_figure(value / 1e3) + " us";
+  if (ns < 10'000'000'000) return format_figure(value / 1e6) + " ms";
+  return format_figure(value / 1e9) + " s";
 }
 
 std::string format_name(const ChainCosts& chain, int format) {
@@ -127,15 +128,15 @@ void print_plan(const ChainCosts& chain, const Schedule& plan, const std::string
   const Recompute recompute = recompute_of(chain, plan.operations);
   fmt::print(
       "\npolicy {}: {} ({} ns), peak {} ({} bytes) at operation {} ({} of stage {}); {} forwards "
-      "run again, {:.1f}% of one forward\n",
+      "run again, {}% of one forward\n",
       policy, format_ns(plan.time_ns), plan.time_ns, format_bytes(plan.peak_bytes), plan.peak_bytes,
       plan.peak_operation + 1, operation_name(peak.kind), stage_number(peak), recompute.num_runs,
-      100 * recompute.fraction);
+      format_figure(100 * recompute.fraction));
   if (plan.certified_gap_ns > 0) {
-    fmt::print("no persistent schedule inside this budget is faster by more than {} ({:.2f}%)\n",
+    fmt::print("no persistent schedule inside this budget is faster by more than {} ({}%)\n",
                format_ns(plan.certified_gap_ns),
-               100 * static_cast<double>(plan.certified_gap_ns) /
-                   static_cast<double>(std::max<std::int64_t>(plan.time_ns, 1)));
+               format_figure(100 * static_cast<double>(plan.certified_gap_ns) /
+                             static_cast<double>(std::max<std::int64_t>(plan.time_ns, 1))));
   }
 }
 
@@ -161,9 +162,9 @@ void print_frontier(const std::vector<FrontierPoint>& points, const PlanChainOpt
   fmt::print("{:>20}  {:>12}  {:>12}  {:>8}\n", "budget (bytes)", "", "time", "slower");
   for (const FrontierPoint& point : points) {
     const double fastest = static_cast<double>(std::max<std::int64_t>(points.back().time_ns, 1));
-    fmt::print("{:>20}  {:>12}  {:>12}  {:>7.1f}%\n", point.budget_bytes,
+    fmt::print("{:>20}  {:>12}  {:>12}  {:>7}%\n", point.budget_bytes,
                format_bytes(point.budget_bytes), format_ns(point.time_ns),
-               100 * (static_cast<double>(point.time_ns) / fastest - 1));
+               format_figure(100 * (static_cast<double>(point.time_ns) / fastest - 1)));
   }
 }
 

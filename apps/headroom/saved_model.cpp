@@ -31,7 +31,7 @@ std::shared_ptr<const Tokenizer> tokenizer_for(const std::string& path,
 }
 
 std::string evaluation_text(const EvalResults& eval, bool is_language_model) {
-  std::string text = fmt::format("loss {:.4f}", eval.loss);
+  std::string text = "loss " + format_loss(eval.loss);
   if (eval.accuracy) text += fmt::format(", accuracy {:.2f}%", 100 * *eval.accuracy);
   if (is_language_model) {
     text += fmt::format(", perplexity {}", format_figure(std::exp(eval.loss)));

@@ -28,8 +28,8 @@ void print_results(const TrainResults& results, bool is_language_model) {
   fmt::print("micro-batches     {}{} x {} samples\n",
              results.world_size == 1 ? "" : fmt::format("{} ranks x ", results.world_size),
              results.gradient_accumulation_steps, results.micro_batch_size);
-  fmt::print("loss              {:.4f} (last global batch), {:.4f} (mean)\n", results.final_loss,
-             results.train_loss);
+  fmt::print("loss              {} (last global batch), {} (mean)\n",
+             format_loss(results.final_loss), format_loss(results.train_loss));
   if (results.eval)
     fmt::print("evaluation        {}\n", evaluation_text(*results.eval, is_language_model));
   fmt::print("peak memory       {} (activations {}), resident {}\n",

@@ -17,4 +17,9 @@ std::string format_figure(double value) {
   return fmt::format("{:.{}f}", value, digits);
 }
 
+std::string format_loss(double value) {
+  const double size = std::fabs(value);
+  return size >= 0.1 && size < 1e9 ? fmt::format("{:.4f}", value) : format_figure(value);
+}
+
 }  // namespace headroom

@@ -9,4 +9,7 @@ namespace headroom {
 /// format_figure(1234.5) is "1234".
 std::string format_figure(double value);
 
+/// A loss for people: four digits after the point, and three significant ones where it is small.
+std::string format_loss(double value);
+
 }  // namespace headroom

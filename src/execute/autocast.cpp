@@ -15,6 +15,7 @@
 #include <headroom/core/runtime.h>
 #include <headroom/memory/meter.h>
 #include "core/blas_kernels.h"
+#include "core/figures.h"
 #include "core/torch_compat.h"
 
 namespace headroom {
@@ -93,10 +94,11 @@ HalfPrecision ask_cpu_for_bf16() {
     return keep("ONEDNN_MAX_CPU_ISA lets this LibTorch use AMX, which it does wrongly");
   const double time = bf16_product_time();
   if (time > kClearlyFaster)
-    return keep(fmt::format("a product takes {:.1f} times as long as in fp32 on this CPU", time));
-  return {true, fmt::format("bf16: a product takes {:.1f} times as long as in fp32: computing in "
+    return keep(fmt::format("a product takes {} times as long as in fp32 on this CPU",
+                            format_figure(time)));
+  return {true, fmt::format("bf16: a product takes {} times as long as in fp32: computing in "
                             "bf16, weights in fp32",
-                            time)};
+                            format_figure(time))};
 }
 
 bool is_enabled(c10::DeviceType device) {

@@ -2,6 +2,7 @@
 
 #include <headroom/core/bytes.h>
 #include <headroom/core/version.h>
+#include "core/figures.h"
 
 #include "report/svg_chart.h"
 
@@ -83,7 +84,7 @@ std::string card(const std::string& name, const std::string& value, const std::s
 }
 
 std::string duration(double seconds) {
-  if (seconds < 120) return fmt::format("{:.1f} s", seconds);
+  if (seconds < 120) return format_figure(seconds) + " s";
   const auto whole = static_cast<std::int64_t>(seconds);
   return whole < 7200 ? fmt::format("{} min {:02} s", whole / 60, whole % 60)
                       : fmt::format("{} h {:02} min", whole / 3600, whole / 60 % 60);
@@ -101,17 +102,17 @@ std::string deviation(double measured, double predicted) {
 }
 
 std::string headline(const TrainResults& r) {
-  std::string cards = card("Loss", fmt::format("{:.4f}", r.final_loss),
-                           fmt::format("last global batch; {:.4f} in the mean", r.train_loss));
+  std::string cards = card("Loss", format_loss(r.final_loss),
+                           "last global batch; " + format_loss(r.train_loss) + " in the mean");
   if (r.eval) {
-    cards += r.eval->accuracy ? card("Accuracy", fmt::format("{:.2f}%", 100 * *r.eval->accuracy),
-                                     fmt::format("evaluation, loss {:.4f}", r.eval->loss))
-                              : card("Evaluation loss", fmt::format("{:.4f}", r.eval->loss),
-                                     "after the last update");
+    cards += r.eval->accuracy
+                 ? card("Accuracy", fmt::format("{:.2f}%", 100 * *r.eval->accuracy),
+                        "evaluation, loss " + format_loss(r.eval->loss))
+                 : card("Evaluation loss", format_loss(r.eval->loss), "after the last update");
   }
   cards += card("Time", duration(r.train_runtime),
-                fmt::format("{:.3f} s per update (median)", r.measured_step_seconds));
-  cards += card("Speed", fmt::format("{:.1f}", r.train_samples_per_second), "samples per second");
+                format_figure(r.measured_step_seconds) + " s per update (median)");
+  cards += card("Speed", format_figure(r.train_samples_per_second), "samples per second");
   const auto peak = static_cast<double>(r.peak_memory_bytes),
              budget = static_cast<double>(r.memory_budget_bytes);
   cards +=
@@ -127,8 +128,8 @@ std::string headline(const TrainResults& r) {
                   "measured " + deviation(peak, static_cast<double>(r.predicted_peak_bytes)));
   }
   if (r.predicted_step_seconds > 0) {
-    cards += card("Predicted update", fmt::format("{:.3f} s", r.predicted_step_seconds),
-                  fmt::format("measured {:.3f} s, {}", r.measured_step_seconds,
+    cards += card("Predicted update", format_figure(r.predicted_step_seconds) + " s",
+                  fmt::format("measured {} s, {}", format_figure(r.measured_step_seconds),
                               deviation(r.measured_step_seconds, r.predicted_step_seconds)));
   }
   if (r.num_skipped_updates > 0)
@@ -257,19 +258,20 @@ std::string plan_table(const RunRecord& run) {
     rows += fmt::format(
         "<tr><td>{}</td><td>{}</td><td class=\"right\">{}<span class=\"bar\" "
         "style=\"width:{:.0f}px\"></span></td>"
-        "<td class=\"right\">{:.2f} ms</td></tr>\n",
+        "<td class=\"right\">{} ms</td></tr>\n",
         name, escape_html(stage.decision), format_bytes(stage.kept_bytes),
         90.0 * static_cast<double>(stage.kept_bytes) / static_cast<double>(most),
-        1e3 * stage.extra_seconds);
+        format_figure(1e3 * stage.extra_seconds));
     extra += static_cast<double>(count) * stage.extra_seconds;
     first = end;
   }
   return section(
       "Plan",
       fmt::format("Policy {}: what each stage keeps for backward, and what that costs against "
-                  "keeping everything: {:+.2f} ms per "
+                  "keeping everything: {} ms per "
                   "micro-batch. {:.1f}% of forwards are made again.",
-                  run.policy, 1e3 * extra, 100 * run.results.recomputed_forward_fraction),
+                  run.policy, format_figure(1e3 * extra),
+                  100 * run.results.recomputed_forward_fraction),
       "<div class=\"scroll\"><table><tr><th>stage</th><th>decision</th><th "
       "class=\"right\">kept</th><th class=\"right\">extra "
       "time</th></tr>\n" +

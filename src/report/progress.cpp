@@ -68,8 +68,8 @@ std::string Progress::line(const ProgressState& state) const {
                                      static_cast<double>(state.total_steps - state.step)
                                : 0.0;
   return fmt::format(
-      "epoch {:.2f}  step {}/{}  loss {:.4f}  {} samples/s  memory {} (peak {})  left {}",
-      state.epoch, state.step, state.total_steps, state.loss,
+      "epoch {:.2f}  step {}/{}  loss {}  {} samples/s  memory {} (peak {})  left {}", state.epoch,
+      state.step, state.total_steps, format_loss(state.loss),
       format_figure(state.samples_per_second), format_bytes(state.live_bytes),
       format_bytes(state.peak_bytes), clock_text(left));
 }

@@ -4,6 +4,7 @@
 
 #include <headroom/core/error.h>
 #include <headroom/core/log.h>
+#include "core/figures.h"
 #include "execute/boundary_format.h"
 #include "memory/device_clock.h"
 #include "memory/shape_meter.h"
@@ -119,8 +120,9 @@ bool ProfileBook::measure(std::int64_t num_samples) {
   }
   // Elsewhere than on a terminal, a budget that cannot be met gives one line and no more.
   if (profile->is_timed && isatty(STDERR_FILENO) != 0) {
-    log_info(fmt::format("profiling {} distinct stages of {} at micro-batch {}: {:.2f} s",
-                         profile->num_distinct, chain_.size(), num_samples, profile->seconds));
+    log_info(fmt::format("profiling {} distinct stages of {} at micro-batch {}: {} s",
+                         profile->num_distinct, chain_.size(), num_samples,
+                         format_figure(profile->seconds)));
   }
   seconds_ += profile->seconds;
   if (profile->is_timed) {

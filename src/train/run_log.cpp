@@ -2,6 +2,7 @@
 #include "report/json.h"
 
 #include <headroom/core/log.h>
+#include "core/figures.h"
 
 #include <fmt/format.h>
 
@@ -91,7 +92,7 @@ void RunLog::add_evaluation(const EvalResults& eval, std::int64_t step, double e
   progress_.finish();
   if (!is_shown_) return;
   log_info(
-      fmt::format("epoch {:.2f}: eval loss {:.4f}{}", epochs, eval.loss,
+      fmt::format("epoch {:.2f}: eval loss {}{}", epochs, format_loss(eval.loss),
                   eval.accuracy ? fmt::format(", accuracy {:.2f}%", 100 * *eval.accuracy) : ""));
 }
 

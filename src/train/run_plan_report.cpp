@@ -2,6 +2,7 @@
 #include <headroom/train/run_plan.h>
 
 #include <headroom/core/bytes.h>
+#include "core/figures.h"
 #include "report/json.h"
 #include "report/table.h"
 
@@ -170,9 +171,9 @@ std::string to_text(const RunPlan& plan) {
   if (!states.empty()) text += fmt::format("optimizer state by --optim: {}\n", states);
   if (!plan.is_predicted) return text;
   text += fmt::format(
-      "predicted: peak {}{}, {:.3f} s per update\n", format_bytes(plan.predicted_peak_bytes()),
+      "predicted: peak {}{}, {} s per update\n", format_bytes(plan.predicted_peak_bytes()),
       plan.budget_bytes > 0 ? fmt::format(" of {}", format_bytes(plan.budget_bytes)) : "",
-      plan.predicted_step_seconds);
+      format_figure(plan.predicted_step_seconds));
   if (plan.updates_in_backward())
     text += "parameters are updated inside backward, and each gradient is freed at once\n";
   std::string owners;
@@ -196,7 +197,7 @@ std::string to_text(const RunPlan& plan) {
           decision_text(plan, index, decision),
           format_bytes(
               costs.options[static_cast<std::size_t>(std::max(decision.option, 0))].kept_bytes),
-          fmt::format("{:.2f} ms", static_cast<double>(extra_ns(costs, decision)) * 1e-6)};
+          format_figure(static_cast<double>(extra_ns(costs, decision)) * 1e-6) + " ms"};
     };
     std::vector<std::string> row = row_of(i);
     while (end < chosen.size() && row_of(end) == row) ++end;
@@ -213,11 +214,11 @@ std::string to_text(const RunPlan& plan) {
   }
   text += table.to_text();
   for (const RunPlan::Alternative& other : plan.alternatives) {
-    text += other.fits
-                ? fmt::format("with {}: {} x {} samples, {:.3f} s per update, peak {}\n",
-                              format_bytes(other.budget_bytes), other.num_micro_batches,
-                              other.micro_batch, other.step_seconds, format_bytes(other.peak_bytes))
-                : fmt::format("with {}: does not fit\n", format_bytes(other.budget_bytes));
+    text += other.fits ? fmt::format("with {}: {} x {} samples, {} s per update, peak {}\n",
+                                     format_bytes(other.budget_bytes), other.num_micro_batches,
+                                     other.micro_batch, format_figure(other.step_seconds),
+                                     format_bytes(other.peak_bytes))
+                       : fmt::format("with {}: does not fit\n", format_bytes(other.budget_bytes));
   }
   return text;
 }

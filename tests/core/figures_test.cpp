@@ -23,5 +23,16 @@ TEST(FormatFigure, ShowsThreeSignificantDigits) {
   EXPECT_EQ(format_figure(std::numeric_limits<double>::infinity()), "inf");
 }
 
+TEST(FormatLoss, ShowsFourDigitsAndNoFewerThanThreeSignificantOnes) {
+  EXPECT_EQ(format_loss(2.30258), "2.3026");
+  EXPECT_EQ(format_loss(123.4), "123.4000");
+  EXPECT_EQ(format_loss(0.1), "0.1000");
+  EXPECT_EQ(format_loss(0.0123456), "0.0123");
+  EXPECT_EQ(format_loss(0.000123456), "0.000123") << "a small loss is not 0.0001";
+  EXPECT_EQ(format_loss(0.0), "0");
+  EXPECT_EQ(format_loss(1e12), "1e+12");
+  EXPECT_EQ(format_loss(std::numeric_limits<double>::quiet_NaN()), "nan");
+}
+
 }  // namespace
 }  // namespace headroom
