@@ -5,6 +5,7 @@
 #include "core/input_file.h"
 #include "core/torch_compat.h"
 
+#include "comm/meeting_place.h"
 #include "comm/packing.h"
 
 #include <fmt/format.h>
@@ -20,6 +21,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
+#include <optional>
 #include <stdexcept>
 #include <utility>
 
@@ -177,11 +179,43 @@ class GlooCommunicator final : public Communicator {
   bool has_joined_ = false;
 };
 
-StorePtr open_store(const std::string& host, std::int64_t port, bool is_server,
-                    Milliseconds timeout) {
+// The table of a MeetingPlace as c10d has it: what connecting to each other needs of a store. The
+// rest is a HashStore's, whose methods differ between versions.
+class MeetingStore final : public c10d::HashStore {
+ public:
+  MeetingStore(const std::string& host, std::int64_t port, Milliseconds timeout)
+      : client_(host, port) {
+    timeout_ = timeout;
+    client_.find("", timeout);  // a place that is not there is told from ranks that are not
+  }
+
+  void set(const std::string& key, const std::vector<std::uint8_t>& value) override {
+    client_.set(key, {value.begin(), value.end()}, timeout_);
+  }
+  std::vector<std::uint8_t> get(const std::string& key) override {
+    const std::string text = client_.get(key, timeout_);
+    return {text.begin(), text.end()};
+  }
+  void wait(const std::vector<std::string>& keys) override { wait(keys, timeout_); }
+  void wait(const std::vector<std::string>& keys, const Milliseconds& timeout) override {
+    for (const std::string& key : keys) client_.get(key, timeout);
+  }
+  bool check(const std::vector<std::string>& keys) override {
+    return std::all_of(keys.begin(), keys.end(),
+                       [&](const std::string& key) { return client_.find(key, timeout_); });
+  }
+  // Not in every version: many keys at once would be looked for in this process.
+  bool hasExtendedApi() const { return false; }
+
+ private:
+  MeetingPlaceClient client_;
+};
+
+// The store of whoever started the ranks.
+StorePtr open_store(const std::string& host, std::int64_t port, Milliseconds timeout) {
   c10d::TCPStoreOptions options;
   options.port = static_cast<std::uint16_t>(port);
-  options.isServer = is_server;
+  options.isServer = false;
   options.waitWorkers = false;  // connecting to each other waits for them
   options.timeout = timeout;
   LibUv<c10d::TCPStoreOptions>::switch_off(options);
@@ -199,32 +233,38 @@ StorePtr open_store(const std::string& file, Milliseconds timeout) {
   return store;
 }
 
+StorePtr store_of(const RankEnvironment& environment, Milliseconds timeout) {
+  if (!environment.store_file.empty()) return open_store(environment.store_file, timeout);
+  if (environment.has_store) return open_store(environment.address, environment.port, timeout);
+  return c10::make_intrusive<MeetingStore>(environment.address, environment.port, timeout);
+}
+
 }  // namespace
 
 std::unique_ptr<Communicator> join_ranks(const RankEnvironment& environment, Milliseconds timeout) {
   if (environment.size == 1) return make_single_communicator();
   const bool is_local = !environment.store_file.empty();
   const bool is_server = environment.rank == 0 && !environment.has_store && !is_local;
+  const std::string& host = environment.address;
   std::string reason;
+  std::optional<MeetingPlace> place;  // closed as soon as the ranks are connected
   try {
-    StorePtr store = is_local
-                         ? open_store(environment.store_file, timeout)
-                         : open_store(environment.address, environment.port, is_server, timeout);
+    if (is_server) place.emplace(host, environment.port);
+    StorePtr store = store_of(environment, timeout);
     store = c10::make_intrusive<c10d::PrefixStore>(environment.store_prefix + "/headroom",
                                                    std::move(store));
     return std::make_unique<GlooCommunicator>(store, environment.rank, environment.size,
-                                              is_local ? "127.0.0.1" : environment.address,
-                                              timeout);
+                                              is_local ? "127.0.0.1" : host, timeout);
   } catch (const CommError&) {
     throw;
   } catch (const std::exception& error) {
     reason = short_reason(error);
   }
-  const std::string place = is_local ? shown_path(environment.store_file)
-                                     : fmt::format("{}:{}", environment.address, environment.port);
+  const std::string where =
+      is_local ? shown_path(environment.store_file) : fmt::format("{}:{}", host, environment.port);
   throw CommError(
       fmt::format("rank {} of {} cannot {} {} ({}); {}", environment.rank, environment.size,
-                  is_server ? "open the meeting place" : "reach the meeting place", place, reason,
+                  is_server ? "open the meeting place" : "reach the meeting place", where, reason,
                   is_server ? "choose another MASTER_PORT" : remedy(timeout)));
 }
 

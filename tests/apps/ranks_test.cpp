@@ -1,10 +1,8 @@
 // Training on several ranks with the program itself.
 #include "apps/program.h"
+#include "support/ports.h"
 
-#include <arpa/inet.h>
 #include <gtest/gtest.h>
-#include <netinet/in.h>
-#include <sys/socket.h>
 #include <nlohmann/json.hpp>
 
 #include <algorithm>
@@ -16,26 +14,11 @@ namespace fs = std::filesystem;
 
 constexpr const char* kModel = "n_layer=1,n_head=2,n_embd=16,block_size=8,vocab_size=32,dropout=0";
 
-// A port that nobody listens on.
-std::string free_port() {
-  const int descriptor = ::socket(AF_INET, SOCK_STREAM, 0);
-  sockaddr_in address{};
-  address.sin_family = AF_INET;
-  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-  socklen_t length = sizeof(address);
-  if (::bind(descriptor, reinterpret_cast<sockaddr*>(&address), length) != 0 ||
-      ::getsockname(descriptor, reinterpret_cast<sockaddr*>(&address), &length) != 0) {
-    throw std::runtime_error("no free port");
-  }
-  ::close(descriptor);
-  return std::to_string(ntohs(address.sin_port));
-}
-
-Program::Variables rank_variables(int rank, int size, const std::string& port) {
+Program::Variables rank_variables(int rank, int size, int port) {
   return {{"RANK", std::to_string(rank)},
           {"WORLD_SIZE", std::to_string(size)},
           {"MASTER_ADDR", "127.0.0.1"},
-          {"MASTER_PORT", port}};
+          {"MASTER_PORT", std::to_string(port)}};
 }
 
 class RanksOfTheProgram : public ::testing::Test {
@@ -87,7 +70,7 @@ TEST_F(RanksOfTheProgram, AreStartedByAFlagAndGiveOneSetOfResults) {
 }
 
 TEST_F(RanksOfTheProgram, OneThatIsKilledEndsTheOthersWithSix) {
-  const std::string port = free_port();
+  const int port = free_port();
   const std::vector<std::string> words =
       train("out", {"--max_steps", "1000000", "--logging_steps", "5"});
   const Program first(words, folder_, rank_variables(0, 2, port));

@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include "comm/rank_threads.h"
+#include "support/ports.h"
 
 #include <sys/stat.h>
 
@@ -169,6 +170,27 @@ TEST(RankEnvironment, RanksOfOneMachineListenOnTheLoopbackAddressAlone) {
   }
   for (std::thread& thread : threads) thread.join();
   EXPECT_EQ(num_open_listeners(), 0);
+}
+
+TEST(RankEnvironment, RanksThatMeetAtAnAddressCloseItWhenTheyAreConnected) {
+  RankEnvironment environment;
+  environment.size = 3;
+  environment.address = "127.0.0.1";
+  environment.port = free_port();
+  std::vector<std::thread> threads;
+  std::array<std::vector<std::string>, 3> gathered;
+  std::array<std::unique_ptr<Communicator>, 3> comms;
+  for (std::size_t rank = 0; rank < comms.size(); ++rank) {
+    threads.emplace_back([&, environment, rank]() mutable {
+      environment.rank = static_cast<std::int64_t>(rank);
+      comms[rank] = join_ranks(environment, kTestTimeout);
+      gathered[rank] = comms[rank]->gather(std::to_string(rank));
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  for (const auto& one : gathered) EXPECT_EQ(one, (std::vector<std::string>{"0", "1", "2"}));
+  environment.rank = 1;
+  EXPECT_THROW(join_ranks(environment, std::chrono::seconds(1)), CommError) << "nobody listens";
 }
 
 TEST(RankEnvironment, ARankThatNobodyMeetsGivesUp) {
