@@ -119,7 +119,9 @@ class Ranks {
 
   void end_all(int signal) const {
     for (const Child& child : children_) {
-      if (!child.status) ::kill(child.process, signal);
+      if (child.status) continue;
+      ::kill(child.process, signal);
+      ::kill(child.process, SIGCONT);  // one that stands still would not hear of it
     }
   }
 

@@ -1,6 +1,8 @@
 // What the program says to bad input: one line on standard error, the documented exit code, and no
 // file half-written.
 #include "apps/program.h"
+#include "config/argument_fields.h"
+#include "support/scale.h"
 
 #include <gtest/gtest.h>
 
@@ -9,6 +11,7 @@
 #include <algorithm>
 #include <deque>
 #include <map>
+#include <random>
 
 namespace headroom::testing {
 namespace {
@@ -109,6 +112,21 @@ TEST_F(BadInputTest, CommandsAndFlags) {
       {train({"--device", "tpu"}), 2, "'tpu'"},
       {train({"--gradient_checkpointing", "segments=0"}), 2, "segments=0"},
   });
+}
+
+// What no number is, at every flag that takes one. HEADROOM_TEST_SCALE=25 takes them all.
+TEST_F(BadInputTest, EveryNumberHasItsRange) {
+  std::vector<BadInput> all;
+  for (const ArgumentField& field : argument_fields()) {
+    if (field.range.empty()) continue;
+    for (const char* value : {"", "x", "nan", "-9223372036854775809", "18446744073709551616",
+                              "1e999", "0x10", "1,5", " 1", "1 ", "\xc3\x28", "--", "1\n2"})
+      all.push_back({train({"--" + field.name + "=" + value}), 2, field.name});
+  }
+  std::shuffle(all.begin(), all.end(), std::mt19937(7));
+  ASSERT_GE(all.size(), 300U);
+  all.resize(std::min(all.size(), static_cast<std::size_t>(scaled(16))));
+  expect_refused(all);
 }
 
 TEST_F(BadInputTest, ContradictoryFlags) {
@@ -361,7 +379,8 @@ TEST_F(BadInputTest, PathsThatAreNoFiles) {
     fs::remove(path);
     write_plain(path, whole);
   }
-  for (const char* name : {"model.safetensors", "optimizer.pt", "position.txt", "checksums.sha256"}) {
+  for (const char* name :
+       {"model.safetensors", "optimizer.pt", "position.txt", "checksums.sha256"}) {
     const std::string path = folder_ / (std::string("out/snapshot-2/") + name),
                       whole = read_file(path);
     for (const std::string& target : {std::string("/dev/zero"), folder_ / "pipe"}) {

@@ -14,6 +14,8 @@
 #include <csignal>
 #include <cstdint>
 #include <cstdlib>
+#include <exception>
+#include <filesystem>
 #include <functional>
 #include <string>
 #include <thread>
@@ -98,6 +100,26 @@ class Program {
 inline Outcome run_program(const std::vector<std::string>& arguments,
                            const TemporaryFolder& folder) {
   return Program(arguments, folder).wait();
+}
+
+/// The process of a rank of a run with this output folder, told by its environment; -1: there is
+/// none.
+inline pid_t rank_process(int rank, const std::string& output_dir) {
+  const std::string variable =
+      std::string("\0RANK=", 6) + std::to_string(rank) + std::string("\0", 1);
+  const std::string word = output_dir + std::string("\0", 1);
+  for (const auto& entry : std::filesystem::directory_iterator("/proc")) {
+    const std::string name = entry.path().filename();
+    if (name.find_first_not_of("0123456789") != std::string::npos) continue;
+    try {
+      if (read_file(entry.path() / "environ").find(variable) != std::string::npos &&
+          read_file(entry.path() / "cmdline").find(word) != std::string::npos)
+        return std::stoi(name);
+    } catch (const std::exception&) {
+      continue;  // it has ended, or is not ours
+    }
+  }
+  return -1;
 }
 
 }  // namespace headroom::testing

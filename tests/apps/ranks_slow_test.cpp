@@ -53,27 +53,6 @@ class StartedRanks : public ::testing::Test {
     };
   }
 
-  // The process of a rank, by the variable in its environment, among the children of the test's own
-  // child.
-  static pid_t process_of_rank(int rank, const std::string& output) {
-    for (const auto& entry : fs::directory_iterator("/proc")) {
-      const std::string name = entry.path().filename();
-      if (name.find_first_not_of("0123456789") != std::string::npos) continue;
-      try {
-        const std::string variables = read_file(entry.path() / "environ"),
-                          words = read_file(entry.path() / "cmdline");
-        const std::string variable =
-            std::string("\0RANK=", 6) + std::to_string(rank) + std::string("\0", 1);
-        if (variables.find(variable) != std::string::npos &&
-            words.find(output) != std::string::npos)
-          return std::stoi(name);
-      } catch (const std::exception&) {
-        continue;  // it has ended, or is not ours
-      }
-    }
-    return -1;
-  }
-
   TemporaryFolder folder_;
 };
 
@@ -97,7 +76,7 @@ TEST_F(StartedRanks, OneThatIsKilledMakesSixOfAll) {
   pid_t rank = -1;
   ASSERT_TRUE(program.interrupt_when(0, [&] {  // signal 0 only asks whether the program is there
     if (!has_logged("killed")()) return false;
-    rank = process_of_rank(1, output);
+    rank = rank_process(1, output);
     return rank > 0;
   }));
   ASSERT_EQ(::kill(rank, SIGKILL), 0);
