@@ -104,16 +104,6 @@ Tensors published_tensors(const PublishedForm& form, const Chain& chain) {
   return all;
 }
 
-TrainedWeights trained_weights(const Chain& chain) {
-  TrainedWeights weights;
-  weights.tensors = chain.named_parameters();
-  for (auto& buffer : chain.named_buffers()) weights.tensors.push_back(std::move(buffer));
-  const auto* format = dynamic_cast<const PublishedFormat*>(chain.format().get());
-  // A part of a model has no form of its own: rows of theirs are of whole matrices.
-  if (format == nullptr || weights.tensors.size() != chain.named_tensors().size()) return weights;
-  return {published_tensors(format->form(), chain), format->form().config};
-}
-
 SavedModel PublishedFormat::save(const Chain& chain, const std::string& folder) const {
   const fs::path config = fs::path(folder) / "config.json",
                  weights = fs::path(folder) / "model.safetensors";

@@ -45,16 +45,6 @@ std::vector<std::string> published_names(const PublishedForm& form, const std::s
 std::vector<std::pair<std::string, at::Tensor>> published_tensors(const PublishedForm& form,
                                                                   const Chain& chain);
 
-/// What training changes of a chain: parameters that require grad, and buffers, as views.
-struct TrainedWeights {
-  /// By the names and in the shapes of the saved model where nothing is frozen; by the chain's own
-  /// names otherwise, and for a chain without a published form.
-  std::vector<std::pair<std::string, at::Tensor>> tensors;
-  /// The text of config.json that makes a folder of them a model; empty: it is none by itself.
-  std::string config;
-};
-TrainedWeights trained_weights(const Chain& chain);
-
 /// Fills the chain from a folder's safetensors. A head that is missing there is initialised, which
 /// one line on standard error says. Throws DataError, naming them, on tensors that are missing,
 /// unexpected or of other shapes, before anything is changed; and on ties that differ.

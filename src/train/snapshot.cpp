@@ -8,8 +8,8 @@
 #include "core/hashed_file.h"
 #include "core/input_file.h"
 #include "core/output_file.h"
-#include "model/published.h"
 #include "model/safetensors_writer.h"
+#include "model/trained_weights.h"
 #include "train/position_text.h"
 #include "train/snapshot_folder.h"
 
