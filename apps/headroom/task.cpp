@@ -10,11 +10,15 @@
 #include "core/text.h"
 #include "data/data_format.h"
 #include "memory/shape_meter.h"
+#include "memory/spill_store.h"
 #include "model/config_text.h"
 #include "model/requested_model.h"
 
 #include <fmt/format.h>
 #include <unistd.h>
+
+#include <memory>
+#include <optional>
 
 namespace headroom {
 namespace {
@@ -39,8 +43,7 @@ std::int64_t bytes_of_weights(const TrainingArguments& arguments) {
 
 // Refuses a model that this machine cannot hold before anything of it is allocated: Linux would
 // grant the memory and run out of it later.
-void check_machine_holds_weights(const TrainingArguments& arguments) {
-  const std::int64_t bytes = bytes_of_weights(arguments);
+void check_machine_holds_weights(const TrainingArguments& arguments, std::int64_t bytes) {
   const std::int64_t machine_bytes = sysconf(_SC_PHYS_PAGES) * sysconf(_SC_PAGESIZE);
   if (bytes <= machine_bytes) return;
   throw ConfigError(
@@ -124,7 +127,10 @@ bool is_script(const TrainingArguments& arguments) {
 Task make_task(const TrainingArguments& arguments, std::int64_t num_local_ranks) {
   configure_threads(static_cast<int>(arguments.num_threads), static_cast<int>(num_local_ranks));
   check_tokenizer(arguments);
-  if (!is_script(arguments)) check_machine_holds_weights(arguments);
+  const std::int64_t weights = is_script(arguments) ? 0 : bytes_of_weights(arguments);
+  const bool is_paged = arguments.memory_budget_bytes > 0 && !arguments.spill_dir.empty() &&
+                        num_local_ranks == 1 && weights > arguments.memory_budget_bytes;
+  if (!is_paged) check_machine_holds_weights(arguments, weights);
   MemoryMeter& meter = MemoryMeter::instance();
   meter.set_cap(arguments.memory_budget_bytes);
   seed_everything(static_cast<std::uint64_t>(arguments.seed));
@@ -132,6 +138,9 @@ Task make_task(const TrainingArguments& arguments, std::int64_t num_local_ranks)
   Task task;
   try {
     const OwnerScope owner(Owner::kWeights);
+    // Weights that the budget does not hold are made where they are paged.
+    std::optional<MappedAllocationScope> on_disk;
+    if (is_paged) on_disk.emplace(std::make_shared<SpillStore>(arguments.spill_dir));
     task.model = load_requested_model(arguments);
   } catch (const OutOfBudget& error) {
     throw BudgetError(fmt::format("--memory_budget does not even hold the weights of {}: {}",

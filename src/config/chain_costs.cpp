@@ -134,13 +134,15 @@ StageCosts read_stage(const json& value, const std::string& where, std::size_t n
 }
 
 BoundaryFormat read_format(const json& value, const std::string& where) {
-  const ObjectReader reader(value, where,
-                            {"name", "size_ratio", "encode_ns_per_byte", "decode_ns_per_byte"});
+  const ObjectReader reader(
+      value, where,
+      {"name", "size_ratio", "encode_ns_per_byte", "decode_ns_per_byte", "encode_overlap"});
   BoundaryFormat format;
   format.name = reader.text("name", "");
   format.size_ratio = reader.real("size_ratio", 0);
   format.encode_ns_per_byte = reader.real("encode_ns_per_byte", 0);
   format.decode_ns_per_byte = reader.real("decode_ns_per_byte", 0);
+  format.encode_overlap = reader.real("encode_overlap", 0);
   return format;
 }
 
@@ -192,7 +194,8 @@ void validate_formats(const ChainCosts& chain) {
     const std::pair<const char*, double> values[] = {
         {"size_ratio", format.size_ratio},
         {"encode_ns_per_byte", format.encode_ns_per_byte},
-        {"decode_ns_per_byte", format.decode_ns_per_byte}};
+        {"decode_ns_per_byte", format.decode_ns_per_byte},
+        {"encode_overlap", format.encode_overlap}};
     for (const auto& [name, value] : values) {
       if (!(value >= 0) || !std::isfinite(value)) {
         throw ConfigError(
@@ -266,8 +269,11 @@ std::int64_t BoundaryFormat::stored_bytes(std::int64_t full_bytes) const {
       std::ceil(size_ratio * static_cast<double>(full_bytes) - kRoundingSlack));
 }
 
-std::int64_t BoundaryFormat::encode_ns(std::int64_t full_bytes) const {
-  return std::llround(encode_ns_per_byte * static_cast<double>(full_bytes));
+std::int64_t BoundaryFormat::encode_ns(std::int64_t full_bytes,
+                                       std::int64_t next_forward_ns) const {
+  const double hidden_ns = std::min(encode_overlap, 1.0) * static_cast<double>(next_forward_ns);
+  return std::max<std::int64_t>(
+      0, std::llround(encode_ns_per_byte * static_cast<double>(full_bytes) - hidden_ns));
 }
 
 std::int64_t BoundaryFormat::decode_ns(std::int64_t full_bytes) const {

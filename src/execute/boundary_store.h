@@ -17,15 +17,16 @@ namespace headroom {
 /// gives back, in the shapes and strides that they had.
 class StoredBoundary {
  public:
-  /// `file` is for formats that need one. Tensors of types that the format does not apply to stay
-  /// as they are. Throws BudgetError when a disk is full.
+  /// `store` is for formats that need one, and is written to while the caller continues. Tensors of
+  /// types that the format does not apply to stay as they are. Throws BudgetError when a disk is
+  /// full.
   StoredBoundary(std::vector<at::Tensor> tensors, KeepAs format,
-                 const std::shared_ptr<SpillFile>& file);
+                 const std::shared_ptr<SpillStore>& store);
 
   /// Brings the tensors back, unless they are in memory from an earlier call.
   const std::vector<at::Tensor>& read();
-  /// Lets go of what read() brought back.
-  void drop() { decoded_.clear(); }
+  /// Lets go of the tensors. Throws BudgetError when a disk is full.
+  void drop();
 
  private:
   struct Piece {

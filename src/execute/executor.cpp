@@ -82,7 +82,7 @@ struct Executor::Run {
     head.clear();
     tensors.stored = std::make_shared<StoredBoundary>(std::exchange(tensors.slot, {}),
                                                       formats[static_cast<std::size_t>(format - 1)],
-                                                      executor.spill_file_);
+                                                      executor.spill_store_);
   }
 
   // After an operation that read it, a stored boundary is stored and no more.
@@ -203,7 +203,7 @@ Executor::Executor(Chain chain, ExecutorOptions options)
         "is kept in it");
   }
   for (const KeepAs format : options_.boundary_formats) {
-    if (!spill_file_) spill_file_ = kept_format(format).make_file(options_.spill_dir);
+    if (!spill_store_) spill_store_ = kept_format(format).make_store(options_.spill_dir);
   }
   for (std::size_t i = 0; i < chain_.size(); ++i) {
     const auto module = chain_.stage(i).module();
@@ -218,6 +218,7 @@ MicroResult Executor::accumulate(const MicroBatch& micro, const std::vector<Oper
   const OwnerScope owner(Owner::kActivations);
   Run run(*this, micro, scale);
   for (std::size_t i = 0; i < operations.size(); ++i) {
+    if (options_.before_operation) options_.before_operation(i);
     run.carry_out(operations[i]);
     if (options_.on_operation) options_.on_operation(i);
   }
@@ -228,10 +229,12 @@ std::vector<at::Tensor> Executor::evaluate(const MicroBatch& micro) const {
   const OwnerScope owner(Owner::kActivations);
   Tensors values = micro.inputs;
   for (std::size_t i = 0; i < chain_.size(); ++i) {
+    if (options_.before_evaluated_stage) options_.before_evaluated_stage(i);
     values = forward_discarding({chain_.stage(i), micro, i == 0, i + 1 == chain_.size(),
                                  options_.keep_in_half, options_.compute_in_half},
                                 values);
   }
+  if (options_.before_evaluated_stage) options_.before_evaluated_stage(chain_.size());
   return values;
 }
 

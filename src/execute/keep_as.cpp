@@ -13,7 +13,6 @@
 #include <tuple>
 #include <vector>
 
-#include "execute/spill_file.h"
 #include "execute/stored_tensor.h"
 #include "memory/engine.h"
 
@@ -29,7 +28,7 @@ class KeepAsScope::Source final : public SavedTensorHookSource {
   Source(KeepAs format, const std::string& folder)
       : format_(kept_format(format)),
         newest_old_allocation_(MemoryMeter::instance().num_allocations()),
-        file_(format_.make_file(folder)) {}
+        store_(format_.make_store(folder)) {}
 
   std::unique_ptr<autograd::SavedVariableHooks> make_hooks() override {
     return std::make_unique<Hooks>(*this);
@@ -119,7 +118,8 @@ class KeepAsScope::Source final : public SavedTensorHookSource {
   }
 
   std::shared_ptr<const Stored> transform(const at::Tensor& flat) {
-    std::shared_ptr<const Stored> stored = format_.store(flat, file_);
+    std::shared_ptr<const Stored> stored = format_.store(flat, store_);
+    stored->settle();  // autograd may let go of the tensor now
     original_bytes += static_cast<std::int64_t>(flat.nbytes());
     stored_bytes += stored->num_bytes();
     return stored;
@@ -127,7 +127,7 @@ class KeepAsScope::Source final : public SavedTensorHookSource {
 
   const KeptFormat& format_;
   std::uint64_t newest_old_allocation_;
-  std::shared_ptr<SpillFile> file_;
+  std::shared_ptr<SpillStore> store_;
   std::map<Key, std::weak_ptr<const Stored>> stored_;
   std::vector<std::shared_ptr<const Stored>> known_;  // keeps those alive that were there before
 };

@@ -215,12 +215,14 @@ struct StagePair {
 class ChainProfiler {
  public:
   ChainProfiler(const Chain& chain, const MicroBatch& micro, std::optional<at::ScalarType> half,
-                std::optional<at::ScalarType> compute, const std::function<void()>& between_runs)
+                std::optional<at::ScalarType> compute, const std::function<void()>& between_runs,
+                const std::function<void(std::size_t)>& before_stage)
       : chain_(chain),
         micro_(micro),
         half_(half),
         compute_(compute),
         between_runs_(between_runs),
+        before_stage_(before_stage),
         clean_(chain.parameters()),
         has_memory_(!micro.inputs.at(0).is_meta()) {
     // A tied parameter's gradient appears in the last stage that uses it; for the stages before it
@@ -247,6 +249,7 @@ class ChainProfiler {
     Makers makers;
     for (std::size_t i = 0; i < chain_.size(); ++i) {
       between_runs_();
+      if (before_stage_) before_stage_(i);
       Stage& stage = chain_.stage(i);
       std::string key = stage.kind();
       if (!key.empty()) key += fmt::format(" {} {} {}", shapes_text(inputs), i == 0, num_tied(i));
@@ -426,9 +429,15 @@ class ChainProfiler {
       }
       unallocated = measure_run(index, inputs, shapes, option, pair.input_gradients,
                                 &pair.grads_unallocated.param_grad_bytes);
+    } catch (const c10::OutOfMemoryError&) {
+      unallocated.fits = preallocated.fits = is_complete_ = false;
+    }
+    // Where gradients are there already, some stages need memory for another of each.
+    try {
       preallocated.forward_ns = unallocated.forward_ns;
       preallocated.backward_ns = unallocated.backward_ns;
-      repeat(has_memory_, [&] {
+      repeat(has_memory_ && unallocated.fits, [&] {
+        if (!unallocated.fits) return std::int64_t{0};
         std::int64_t none = 0;
         const StageOption before = preallocated;
         preallocated = measure_run(index, inputs, shapes, option, pair.input_gradients, &none);
@@ -436,9 +445,9 @@ class ChainProfiler {
                keep_fastest(preallocated.backward_ns, before.backward_ns);
       });
     } catch (const c10::OutOfMemoryError&) {
-      unallocated.fits = preallocated.fits = is_complete_ = false;
+      preallocated.fits = is_complete_ = false;
     }
-    if (!unallocated.fits) release_failed_backward();
+    if (!preallocated.fits) release_failed_backward();
     unallocated.forward_ns = preallocated.forward_ns =
         std::min(unallocated.forward_ns, preallocated.forward_ns);
     unallocated.backward_ns = preallocated.backward_ns =
@@ -501,6 +510,7 @@ class ChainProfiler {
   std::optional<at::ScalarType> half_;
   std::optional<at::ScalarType> compute_;
   const std::function<void()>& between_runs_;
+  const std::function<void(std::size_t)>& before_stage_;
   CleanGradients clean_;
   bool has_memory_;  // false: on the meta device, for bytes alone
   bool is_complete_ = true;
@@ -521,10 +531,11 @@ at::Tensor shape_with(const at::Tensor& tensor, std::int64_t num_samples) {
 std::optional<ChainProfile> profile_chain(const Chain& chain, const MicroBatch& micro,
                                           std::optional<at::ScalarType> half,
                                           std::optional<at::ScalarType> compute,
-                                          const std::function<void()>& between_runs) {
+                                          const std::function<void()>& between_runs,
+                                          const std::function<void(std::size_t)>& before_stage) {
   const RandomStateScope same_random_state(RandomState::capture());
   try {
-    return ChainProfiler(chain, micro, half, compute, between_runs).run();
+    return ChainProfiler(chain, micro, half, compute, between_runs, before_stage).run();
   } catch (const c10::OutOfMemoryError&) {
     release_failed_backward();
     return std::nullopt;

@@ -33,11 +33,13 @@ struct ChainProfile {
 /// ExecutorOptions::keep_in_half and compute_in_half. Returns nothing when a stage alone does not
 /// fit under the meter's cap. With chain and micro-batch on the meta device bytes are counted and
 /// nothing is timed; only some operators run, alone (CountOnlyScope). `between_runs` is called
-/// before each stage and option; whatever it throws ends the measuring.
+/// before each stage and option; whatever it throws ends the measuring. `before_stage`, where it is
+/// set, brings a stage's weights into memory.
 std::optional<ChainProfile> profile_chain(
     const Chain& chain, const MicroBatch& micro, std::optional<at::ScalarType> half = std::nullopt,
     std::optional<at::ScalarType> compute = std::nullopt,
-    const std::function<void()>& between_runs = [] {});
+    const std::function<void()>& between_runs = [] {},
+    const std::function<void(std::size_t stage)>& before_stage = {});
 
 /// The bytes of `num_samples` samples, counted on the meta device without running anything: those
 /// that would be measured, but for a few bytes more that are left for scalars. `like` is any

@@ -2,6 +2,8 @@
 
 #include "ops/convert.h"
 
+#include <headroom/core/error.h>
+
 #include <torch/types.h>
 
 #include <algorithm>
@@ -15,7 +17,7 @@ bool is_float(at::ScalarType type) { return type == at::kFloat || type == at::kD
 
 template <at::ScalarType kType>
 std::shared_ptr<const Stored> store_half(const at::Tensor& flat,
-                                         const std::shared_ptr<SpillFile>& /*file*/) {
+                                         const std::shared_ptr<SpillStore>& /*store*/) {
   return std::make_shared<InHalf>(flat.scalar_type(), convert(flat, kType));
 }
 
@@ -28,39 +30,53 @@ at::Tensor InHalf::restore() const { return convert(half_, dtype_); }
 
 std::int64_t InHalf::num_bytes() const { return static_cast<std::int64_t>(half_.nbytes()); }
 
-OnDisk::OnDisk(const at::Tensor& flat, std::shared_ptr<SpillFile> file)
-    : file_(std::move(file)),
+OnDisk::OnDisk(const at::Tensor& flat, std::shared_ptr<SpillStore> store)
+    : store_(std::move(store)),
       options_(flat.options()),
       num_elements_(flat.numel()),
-      num_bytes_(flat.nbytes()) {
-  offset_ = file_->write(flat.cpu().data_ptr(), num_bytes_);
+      extent_(store_->reserve(static_cast<std::int64_t>(flat.nbytes()))),
+      pending_(flat.cpu()),
+      version_(static_cast<std::int64_t>(pending_._version())) {
+  ticket_ = store_->write(extent_, pending_.data_ptr());
 }
 
-OnDisk::~OnDisk() { file_->release(offset_, num_bytes_); }
+OnDisk::~OnDisk() {
+  if (pending_.defined()) store_->wait_quietly(ticket_);
+  store_->release(extent_);
+}
+
+void OnDisk::settle() const {
+  if (!pending_.defined()) return;
+  const at::Tensor written = std::exchange(pending_, at::Tensor());
+  store_->wait(ticket_);
+  if (static_cast<std::int64_t>(written._version()) == version_) return;
+  throw ConfigError(
+      "a stage changed its input in place while that was being spilled: write it without in-place "
+      "operations on what it is given, or leave out --spill_dir");
+}
 
 at::Tensor OnDisk::restore() const {
+  settle();
   const at::Tensor flat = at::empty({num_elements_}, options_.device(at::kCPU));
-  file_->read(offset_, flat.data_ptr(), num_bytes_);
+  store_->wait(store_->read(extent_, flat.data_ptr()));
   return flat.to(options_.device());
 }
-
-std::int64_t OnDisk::num_bytes() const { return static_cast<std::int64_t>(num_bytes_); }
 
 const KeptFormat& kept_format(KeepAs format) {
   static const std::vector<KeptFormat> table = {
       {KeepAs::kBf16, "bf16", 0.5, false, false, is_float, store_half<at::kBFloat16>},
       {KeepAs::kFp16, "fp16", 0.5, false, false, is_float, store_half<at::kHalf>},
       {KeepAs::kDisk, "disk", 0.0, true, true, [](at::ScalarType) { return true; },
-       [](const at::Tensor& flat, const std::shared_ptr<SpillFile>& file) {
-         return std::shared_ptr<const Stored>(std::make_shared<OnDisk>(flat, file));
+       [](const at::Tensor& flat, const std::shared_ptr<SpillStore>& store) {
+         return std::shared_ptr<const Stored>(std::make_shared<OnDisk>(flat, store));
        }},
   };
   return *std::find_if(table.begin(), table.end(),
                        [&](const KeptFormat& row) { return row.format == format; });
 }
 
-std::shared_ptr<SpillFile> KeptFormat::make_file(const std::string& folder) const {
-  return needs_file ? std::make_shared<SpillFile>(folder) : nullptr;
+std::shared_ptr<SpillStore> KeptFormat::make_store(const std::string& folder) const {
+  return needs_store ? std::make_shared<SpillStore>(folder) : nullptr;
 }
 
 void PassThroughHooks::call_pack_hook(const at::Tensor& tensor) {

@@ -10,7 +10,7 @@
 #include <cstdint>
 #include <memory>
 
-#include "execute/spill_file.h"
+#include "memory/spill_store.h"
 
 namespace headroom {
 
@@ -22,6 +22,9 @@ class Stored {
   /// A flat tensor of all elements, in their own type and on their own device.
   virtual at::Tensor restore() const = 0;
   virtual std::int64_t num_bytes() const = 0;
+  /// Returns when the elements need no memory but their own form: until then the tensor that they
+  /// came from is held, and must not change. Throws what storing them threw.
+  virtual void settle() const {}
   virtual at::Tensor flat_half() const {
     return {};
   }  ///< the halves themselves, where that is what is stored
@@ -39,19 +42,23 @@ class InHalf final : public Stored {
   at::Tensor half_;
 };
 
+/// Is written while the caller continues.
 class OnDisk final : public Stored {
  public:
-  OnDisk(const at::Tensor& flat, std::shared_ptr<SpillFile> file);
+  OnDisk(const at::Tensor& flat, std::shared_ptr<SpillStore> store);
   ~OnDisk() override;
   at::Tensor restore() const override;
-  std::int64_t num_bytes() const override;
+  std::int64_t num_bytes() const override { return extent_.num_bytes; }
+  void settle() const override;
 
  private:
-  std::shared_ptr<SpillFile> file_;
+  std::shared_ptr<SpillStore> store_;
   at::TensorOptions options_;
   std::int64_t num_elements_;
-  std::size_t num_bytes_;
-  std::int64_t offset_ = 0;
+  Extent extent_;
+  SpillStore::Ticket ticket_ = 0;
+  mutable at::Tensor pending_;  // while it is being written
+  std::int64_t version_ = 0;
 };
 
 /// One row of the table of formats. To add one: a KeepAs, a Stored and its row.
@@ -60,15 +67,15 @@ struct KeptFormat {
   const char* name;   ///< in plans and messages
   double size_ratio;  ///< bytes of memory that it takes, to those of a float tensor
   bool is_exact;      ///< what comes back is what was stored, bit for bit
-  bool needs_file;    ///< a SpillFile holds the elements
+  bool needs_store;   ///< a SpillStore holds the elements
   /// Whether tensors of this type have this form; others stay as they are.
   bool (*applies_to)(at::ScalarType type);
-  /// A flat tensor of such a type in this form. `file` is null unless the format needs one.
+  /// A flat tensor of such a type in this form. `store` is null unless the format needs one.
   std::shared_ptr<const Stored> (*store)(const at::Tensor& flat,
-                                         const std::shared_ptr<SpillFile>& file);
+                                         const std::shared_ptr<SpillStore>& store);
 
-  /// The file that tensors in this form go to, in `folder`; null for a form that needs none.
-  std::shared_ptr<SpillFile> make_file(const std::string& folder) const;
+  /// The store that tensors in this form go to, in `folder`; null for a form that needs none.
+  std::shared_ptr<SpillStore> make_store(const std::string& folder) const;
 };
 const KeptFormat& kept_format(KeepAs format);
 

@@ -15,6 +15,7 @@
 #include "memory/allocation_number.h"
 #include "memory/device.h"
 #include "memory/engine.h"
+#include "memory/spill_store.h"
 
 namespace headroom {
 namespace {
@@ -125,6 +126,7 @@ class MeteredAllocator final : public c10::Allocator {
 
   c10::DataPtr take(std::size_t num_bytes) {
     if (num_bytes == 0) return {nullptr, nullptr, &give, device_.name()};
+    if (c10::DataPtr mapped = MappedAllocationScope::allocate(num_bytes)) return mapped;
     const auto bytes = static_cast<std::int64_t>(num_bytes);
     std::unique_lock<std::mutex> lock(mutex_);
     if (cap_bytes_ > 0 && (bytes > cap_bytes_ || use_.live_bytes > cap_bytes_ - bytes)) {

@@ -3,6 +3,7 @@
 #include <headroom/core/error.h>
 #include "core/hashed_file.h"
 #include "core/input_file.h"
+#include "core/mapped_pages.h"
 #include "core/name_list.h"
 #include "model/safetensors_header.h"
 #include "model/safetensors_writer.h"
@@ -258,6 +259,7 @@ void write_safetensors(HashedFile& file,
       part.dim() == 2 ? copy.t().copy_(part.t()) : copy.copy_(part);
       file.write(piece.data(), part.nbytes());
     });
+    if (tensor.numel() > 0) release_mapped_pages(tensor.data_ptr());
   }
 }
 

@@ -18,6 +18,10 @@ namespace {
 // the same for any number of threads.
 constexpr std::int64_t kChunk = 1 << 15;
 
+// Squares of doubles overflow from 1e154 on although the gradients are finite; scaled down by a
+// power of two they do not.
+const double kOverflowScale = std::ldexp(1.0, -600);
+
 /// The values of a gradient as a dense tensor whose memory can be read from front to back. Order
 /// does not matter here.
 at::Tensor dense_values(const at::Tensor& gradient) {
@@ -99,9 +103,30 @@ bool all_finite(const at::Tensor& gradient) {
 
 double global_norm(const std::vector<at::Tensor>& gradients) {
   const double norm = scaled_norm(gradients, 1.0);
-  // Squares of doubles overflow from 1e154 on although the gradients are finite; scaled down by a
-  // power of two they do not.
-  return std::isfinite(norm) ? norm : scaled_norm(gradients, std::ldexp(1.0, -600));
+  return std::isfinite(norm) ? norm : scaled_norm(gradients, kOverflowScale);
+}
+
+SquareSum square_sum(const at::Tensor& gradient) {
+  if (!gradient.defined() || gradient.numel() == 0) return {};
+  const at::Tensor values = dense_values(gradient);
+  const auto sum_at = [&](double scale) {
+    return values.is_cpu() ? cpu_sum_of_squares(values, scale)
+                           : (values.to(at::kDouble) * scale).square().sum().item<double>();
+  };
+  const double plain = sum_at(1.0);
+  // Squares of smaller types are far from overflowing a double.
+  return {plain, values.scalar_type() == at::kDouble ? sum_at(kOverflowScale)
+                                                     : plain * kOverflowScale * kOverflowScale};
+}
+
+double global_norm(const std::vector<SquareSum>& sums) {
+  SquareSum all;
+  for (const SquareSum& sum : sums) {
+    all.plain += sum.plain;
+    all.scaled += sum.scaled;
+  }
+  const double norm = std::sqrt(all.plain);
+  return std::isfinite(norm) ? norm : std::sqrt(all.scaled) / kOverflowScale;
 }
 
 double clip_factor(double norm, double max_norm) {

@@ -6,6 +6,7 @@
 
 #include <atomic>
 #include <cmath>
+#include <utility>
 
 #include <headroom/core/error.h>
 #include "optim/dense_floats.h"
@@ -58,15 +59,19 @@ bool GradScaler::unscale(const std::vector<at::Tensor>& gradients) {
   if (unscaled_)
     throw Error(ExitCode::kInternal,
                 "GradScaler::unscale() was called twice in one update; call update() in between");
+  unscale_part(gradients);
+  unscaled_ = true;
+  overflow_ = std::exchange(overflow_in_part_, false);
+  return !overflow_;
+}
+
+void GradScaler::unscale_part(const std::vector<at::Tensor>& gradients) {
+  if (!options_.enabled) return;
   torch::NoGradGuard no_grad;
   const auto factor = static_cast<float>(1.0 / static_cast<double>(scale_));
-  bool finite = true;
   for (const at::Tensor& gradient : gradients) {
-    if (gradient.defined() && !scale_gradient(gradient, factor)) finite = false;
+    if (gradient.defined() && !scale_gradient(gradient, factor)) overflow_in_part_ = true;
   }
-  unscaled_ = true;
-  overflow_ = !finite;
-  return finite;
 }
 
 bool GradScaler::unscale(torch::optim::Optimizer& optimizer) {
@@ -101,7 +106,7 @@ void GradScaler::restore(const GradScalerState& state) {
   scale_ = static_cast<float>(state.scale);
   growth_tracker_ = state.growth_tracker;
   num_skipped_ = state.num_skipped;
-  unscaled_ = false;
+  unscaled_ = overflow_in_part_ = false;
 }
 
 }  // namespace headroom

@@ -86,6 +86,16 @@ void LeanOptimizer::prepare_state() {
   }
 }
 
+void LeanOptimizer::prepare_state(const at::Tensor& parameter, std::size_t group) {
+  torch::NoGradGuard no_grad;
+  reserve_state(parameter, param_groups_.at(group).options());
+}
+
+std::vector<at::Tensor> LeanOptimizer::state_tensors(const at::Tensor& parameter) const {
+  const LeanParamState* state = find_state(parameter);
+  return state == nullptr ? std::vector<at::Tensor>{} : state->tensors();
+}
+
 void LeanOptimizer::step_parameter(at::Tensor& parameter, std::size_t group) {
   if (!parameter.grad().defined()) return;
   torch::NoGradGuard no_grad;

@@ -71,7 +71,8 @@ ChainNumbers::ChainNumbers(const ChainCosts& chain)
     const BoundaryFormat& format = chain.boundary_formats[q - 1];
     for (std::size_t l = 1; l < num_boundaries; ++l) {
       stored[q][l] = format.stored_bytes(A[l]);
-      encode_ns[q][l] = format.encode_ns(A[l]);
+      encode_ns[q][l] = l < chain.stages.size() ? format.encode_ns(A[l], chain.stages[l].forward_ns)
+                                                : 0;  // the last boundary is the loss
       decode_ns[q][l] = format.decode_ns(A[l]);
     }
   }

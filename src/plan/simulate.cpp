@@ -126,7 +126,7 @@ class ChainState {
     const std::int64_t bytes = format.stored_bytes(boundary_bytes(input));
     const std::int64_t peak = live_bytes_ + bytes;
     live_bytes_ += bytes - std::exchange(held_bytes_[index(input)], bytes);
-    time_ns_ += format.encode_ns(boundary_bytes(input));
+    time_ns_ += format.encode_ns(boundary_bytes(input), stage(input).forward_ns);
     return peak;
   }
 

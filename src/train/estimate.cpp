@@ -108,6 +108,7 @@ class Estimator {
     result.policies.push_back(leanest(size));
     result.input_bytes = input_bytes_;
     result.floor = find_floor_strategy();
+    if (pages()) add_paged_floor(result);
     result.budget_bytes = arguments_.memory_budget_bytes;
     if (result.budget_bytes > 0) result.strategies = strategies_that_fit();
     return result;
@@ -166,10 +167,41 @@ class Estimator {
     try {
       strategies.push_back(
           describe(plan_run(request, settings_, model_.chain, book_), "plan", "optimal"));
+      return strategies;
     } catch (const BudgetError&) {
-      // Nothing fits: the floor says what would.
+      // The floor says what would fit.
     }
+    if (const std::optional<PagedPlan> found = pages() ? paged_plan(budget) : std::nullopt)
+      strategies.push_back(describe(*found));
     return strategies;
+  }
+
+  bool pages() const { return !arguments_.spill_dir.empty() && settings_.num_ranks == 1; }
+
+  std::optional<PagedPlan> paged_plan(std::int64_t budget) {
+    StaticPager units(model_.chain, "", settings_.state_bytes_of_parameter());
+    RunPlanRequest request = request_;
+    request.budget_bytes = budget;
+    request.fixed_micro_batch = std::min(arguments_.fixed_micro_batch(), samples_);
+    request.pager = &units;
+    return count_paged_plan(request, settings_, model_.chain, book_);
+  }
+
+  static EstimatedStrategy describe(const PagedPlan& plan) {
+    return {"paged plan",
+            "optimal",
+            plan.batch.largest().size,
+            plan.batch.accumulation_steps,
+            plan.batch.largest().schedule.peak_bytes,
+            plan.batch.peak_bytes};
+  }
+
+  void add_paged_floor(Estimate& result) {
+    const std::optional<PagedPlan> found = paged_plan(0);
+    if (!found) return;
+    result.paged_floor = describe(*found);
+    result.paged_bytes_read = found->paging.bytes_read;
+    result.paged_bytes_written = found->paging.bytes_written;
   }
 
   // The largest micro-batch that fits with everything kept.

@@ -20,6 +20,9 @@ std::string split_text(const EstimatedStrategy& strategy) {
 }
 
 std::string flags_text(const EstimatedStrategy& strategy, std::int64_t global_batch) {
+  if (strategy.name == "paged plan")
+    return fmt::format("--global_batch_size {}, this --memory_budget and this --spill_dir",
+                       global_batch);
   if (strategy.name == "plan")
     return fmt::format("--global_batch_size {} and this --memory_budget", global_batch);
   std::string text = fmt::format("--global_batch_size {} --per_device_train_batch_size {}",
@@ -46,7 +49,7 @@ std::string answer_text(const Estimate& estimate) {
   }
   Table table({"way", "split", "activations", "peak", "flags"});
   for (const EstimatedStrategy& strategy : estimate.strategies) {
-    table.add_row({strategy.policy == "none" || strategy.name == "plan"
+    table.add_row({strategy.policy == "none" || strategy.policy == "optimal"
                        ? strategy.name
                        : strategy.name + " " + strategy.policy,
                    split_text(strategy), format_bytes(strategy.activation_bytes),
@@ -84,6 +87,11 @@ Json to_json(const Estimate& estimate) {
   json.set("optimizers", optimizers)
       .set("optim", estimate.optim)
       .set("floor", strategy_json(estimate.floor));
+  if (!estimate.paged_floor.name.empty()) {
+    json.set("paged_floor", strategy_json(estimate.paged_floor)
+                                .set("bytes_read_per_update", estimate.paged_bytes_read)
+                                .set("bytes_written_per_update", estimate.paged_bytes_written));
+  }
   if (estimate.budget_bytes == 0) return json;
   Json strategies = Json::array();
   for (const EstimatedStrategy& strategy : estimate.strategies)
@@ -120,6 +128,14 @@ std::string to_text(const Estimate& estimate) {
   text += table.to_text();
   text += fmt::format("The least for this global batch with --optim {}: {}, {}.\n", estimate.optim,
                       format_bytes(estimate.floor.peak_bytes), split_text(estimate.floor));
+  if (!estimate.paged_floor.name.empty()) {
+    text += fmt::format(
+        "The least with weights, gradients and optimizer state paged to --spill_dir: {} ({} "
+        "bytes), {}; an update then reads {} and writes {}.\n",
+        format_bytes(estimate.paged_floor.peak_bytes), estimate.paged_floor.peak_bytes,
+        split_text(estimate.paged_floor), format_bytes(estimate.paged_bytes_read),
+        format_bytes(estimate.paged_bytes_written));
+  }
   if (estimate.budget_bytes > 0) text += answer_text(estimate);
   return text +
          "Bytes are counted, nothing was run: times are not known, and `headroom plan` measures "

@@ -41,9 +41,15 @@ struct Evaluator::Sums {
 namespace {
 
 // Spilling is for training: an evaluation holds one boundary at a time.
-ExecutorOptions evaluation_options(const RunSettings& settings) {
+ExecutorOptions evaluation_options(const RunSettings& settings, StaticPager* pager,
+                                   std::size_t num_stages) {
   ExecutorOptions options = settings.executor_options();
   options.boundary_formats.clear();
+  options.before_evaluated_stage = [pager, num_stages](std::size_t stage) {
+    if (pager == nullptr || !pager->is_active()) return;
+    if (stage == 0) pager->start(forward_steps(pager->units(), num_stages));
+    pager->before(stage);
+  };
   return options;
 }
 
@@ -69,10 +75,10 @@ EvaluationScope::~EvaluationScope() {
 }
 
 Evaluator::Evaluator(const RunSettings& settings, const Chain& chain,
-                     std::shared_ptr<const Dataset> data)
+                     std::shared_ptr<const Dataset> data, StaticPager* pager)
     : settings_(settings),
       chain_(chain),
-      executor_(chain, evaluation_options(settings)),
+      executor_(chain, evaluation_options(settings, pager, chain.size())),
       data_(std::move(data)) {}
 
 void Evaluator::check_data() const {

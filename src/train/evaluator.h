@@ -7,6 +7,8 @@
 #include <headroom/model/chain.h>
 #include <headroom/report/results.h>
 
+#include "execute/static_pager.h"
+
 #include "train/rank_group.h"
 #include "train/run_settings.h"
 
@@ -33,8 +35,9 @@ class EvaluationScope {
 
 class Evaluator {
  public:
-  /// Null data: nothing is ever due.
-  Evaluator(const RunSettings& settings, const Chain& chain, std::shared_ptr<const Dataset> data);
+  /// Null data: nothing is ever due. `pager` brings the weights that are not in memory.
+  Evaluator(const RunSettings& settings, const Chain& chain, std::shared_ptr<const Dataset> data,
+            StaticPager* pager = nullptr);
 
   /// Tries one sample, so that data that does not fit the model is found before training. Throws
   /// DataError. Random state and the model are left as they were.

@@ -7,6 +7,7 @@
 #include "core/integers.h"
 #include "execute/trial.h"
 #include "optim/optimizer_table.h"
+#include "plan/page_walk.h"
 
 #include "train/rank_group.h"
 #include "train/stop.h"
@@ -29,8 +30,28 @@ std::int64_t bytes_of(const std::vector<at::Tensor>& tensors) {
   return bytes;
 }
 
-std::vector<Remedy> optimizer_remedies(const RunSettings& settings, const Chain& chain) {
+// The least that pages occupy beside one stage's activations: nothing resident, nothing read ahead.
+std::int64_t least_page_bytes(const std::vector<PageUnit>& units, std::size_t num_stages) {
+  PagingPlan plan;
+  plan.units = units;
+  plan.is_paged.assign(units.size(), {true, true, true});
+  Schedule schedule;
+  schedule.operations = keep_everything(num_stages);
+  schedule.curve.resize(schedule.operations.size());
+  std::vector<PageStep> steps = micro_batch_steps(units, schedule, /*gradients_exist=*/false);
+  for (PageStep& step : update_steps(units, 0)) steps.push_back(std::move(step));
+  return replay(plan, steps, {}).peak_bytes;
+}
+
+std::vector<Remedy> static_remedies(const RunSettings& settings, const Chain& chain,
+                                    std::int64_t static_bytes) {
   std::vector<Remedy> list;
+  if (settings.arguments.spill_dir.empty() && settings.num_ranks == 1) {
+    const StaticPager pager(chain, "", settings.state_bytes_of_parameter());
+    const std::int64_t saved = static_bytes - least_page_bytes(pager.units(), chain.size());
+    if (saved > 0)
+      list.push_back({"page weights, gradients and optimizer state with --spill_dir DIR", saved});
+  }
   for (const LeanerOptimizer& leaner :
        leaner_optimizers(settings.optimizer, shapes_of(chain.parameters())))
     list.push_back({fmt::format("choose --optim {}", leaner.name), leaner.saved_bytes});
@@ -51,17 +72,35 @@ class RankPlanner {
         gradient_bytes_(bytes_of(chain.parameters())),
         optimizer_bytes_(settings.optimizer_bytes(chain)),
         scratch_bytes_(update_scratch_bytes(chain, settings.num_ranks)),
-        resident_bytes_(request.resident_bytes.value_or(
-            MemoryMeter::instance().live_bytes() -
-            (request.optimizer_is_allocated ? optimizer_bytes_ : 0))),
-        remedies_(optimizer_remedies(settings, chain)) {}
+        resident_bytes_(
+            request.resident_bytes.value_or(MemoryMeter::instance().live_bytes() -
+                                            (request.pager != nullptr ? in_memory_now_or_later()
+                                             : request.optimizer_is_allocated ? optimizer_bytes_
+                                                                              : 0))),
+        remedies_(static_remedies(settings, chain, 2 * gradient_bytes_ + optimizer_bytes_)) {}
 
   RunPlan run() {
     const bool is_optimal =
         request_.budget_bytes > 0 && (request_.policy.empty() || request_.policy == "optimal");
     if (request_.budget_bytes == 0 && request_.policy.empty()) return unmeasured();
-    check_static_floor();
-    return is_optimal ? optimal() : by_policy();
+    if (!is_optimal || request_.pager == nullptr) {
+      check_static_floor();
+      return is_optimal ? optimal() : by_policy();
+    }
+    try {
+      check_static_floor();
+      return optimal();
+    } catch (const BudgetError&) {
+      // Then statics leave the memory.
+    }
+    return paged();
+  }
+
+  std::optional<PagedPlan> count_paged() {
+    require_measured(fixed_micro_batch_ > 0 ? fixed_size() : 1);
+    PagedRequest asked = paged_request(request_.budget_bytes, {});
+    if (request_.budget_bytes == 0) asked.budget_bytes = paged_floor(asked);
+    return make_paged_plan(asked);
   }
 
   std::int64_t floor() {
@@ -98,8 +137,19 @@ class RankPlanner {
         format_bytes(gradients), format_bytes(optimizer_bytes_), remedies));
   }
 
+  // Of weights and state, what is in memory now but will not be counted as such: minus the weights
+  // that are on disk now and would be in memory if all were resident.
+  std::int64_t in_memory_now_or_later() const {
+    std::int64_t weights = 0;
+    for (const PageUnit& unit : request_.pager->units())
+      weights += unit.bytes_of(PageKind::kWeights);
+    return request_.pager->resident_bytes() - weights;
+  }
+
+  // Pages serve smaller budgets still, and an update of theirs can be skipped.
   bool may_update_in_backward() const {
-    return request_.may_update_in_backward && settings_.may_update_in_backward;
+    return request_.may_update_in_backward && settings_.may_update_in_backward &&
+           request_.pager == nullptr;
   }
 
   std::int64_t fixed_size() const {
@@ -172,6 +222,80 @@ class RankPlanner {
       }
       if (all_measured) return describe(std::move(found));
     }
+  }
+
+  PagedRequest paged_request(std::int64_t budget_bytes, const DiskSpeed& disk) const {
+    const std::vector<PageUnit>& units = request_.pager->units();
+    PagedRequest paged;
+    paged.budget_bytes = budget_bytes;
+    paged.num_samples = num_samples_;
+    paged.micro_batch_size = fixed_micro_batch_;
+    paged.units = units;
+    paged.resident_bytes = resident_bytes_ + request_.slack_bytes;
+    for (const PageUnit& unit : units) paged.resident_bytes -= unit.bytes_of(PageKind::kWeights);
+    paged.update_ns = choice_of(GradientMode::kPreallocated).optimizer_ns;
+    paged.disk = disk;
+    paged.costs = [this](std::int64_t size,
+                         std::int64_t num_steps) -> std::optional<MicroBatchCosts> {
+      if (!book_.may_fit(size)) return std::nullopt;
+      MicroBatchCosts costs =
+          costs_of(size, num_steps == 1 ? GradientMode::kUnallocated : GradientMode::kPreallocated);
+      costs.chain = with_gradients_allocated(std::move(costs.chain));
+      return costs;
+    };
+    paged.before_each = throw_if_stopped;
+    return paged;
+  }
+
+  // As optimal(), with what does not fit on disk.
+  RunPlan paged() {
+    request_.pager->adopt_least();
+    book_.page_with(request_.pager);
+    const bool searches = fixed_micro_batch_ == 0;
+    if (searches) book_.explore(num_samples_);
+    const std::int64_t least = searches ? 1 : fixed_size();
+    if (!book_.measure(least)) throw BudgetError(unmeasurable_message(least));
+    const PagedRequest asked = paged_request(request_.budget_bytes, request_.pager->measure_disk());
+    while (true) {
+      std::optional<PagedPlan> found = make_paged_plan(asked);
+      if (!found) throw BudgetError(paged_floor_message(paged_floor(asked)));
+      const std::int64_t size = found->batch.largest().size;
+      if (book_.is_measured(size)) return describe_paged(*std::move(found));
+      book_.measure(size);
+    }
+  }
+
+  std::string unmeasurable_message(std::int64_t size) const {
+    return fmt::format(
+        "budget {} is below the floor with weights, gradients and optimizer state paged to '{}': "
+        "it does not hold one stage at a micro-batch of {} to measure it; raise --memory_budget{}",
+        format_bytes(request_.budget_bytes), settings_.arguments.spill_dir, size,
+        size > 1 ? " or use a smaller micro-batch" : "");
+  }
+
+  std::string paged_floor_message(std::int64_t floor) const {
+    std::string remedies;
+    for (const Remedy& remedy : remedies_)
+      remedies +=
+          fmt::format(" or {} (saves up to {})", remedy.change, format_bytes(remedy.saved_bytes));
+    return fmt::format(
+        "budget {} is below the {} floor with weights, gradients and optimizer state paged to "
+        "'{}'; raise --memory_budget to at least {} bytes{}",
+        format_bytes(request_.budget_bytes), format_bytes(floor), settings_.arguments.spill_dir,
+        floor, remedies);
+  }
+
+  RunPlan describe_paged(PagedPlan found) {
+    RunPlan plan = describe(std::move(found.batch), /*is_paged=*/true);
+    for (std::size_t unit = 0; unit < found.paging.units.size(); ++unit) {
+      const char* owners[] = {"weights", "gradients", "optimizer"};
+      for (std::size_t kind = 0; kind < kNumPageKinds; ++kind) {
+        if (found.paging.is_paged[unit][kind])
+          plan.bytes_by_owner[owners[kind]] -= found.paging.units[unit].bytes[kind];
+      }
+    }
+    plan.paging = std::move(found.paging);
+    return plan;
   }
 
   // Updating inside backward is the last resort: it cannot skip an update whose gradient is not
@@ -257,13 +381,18 @@ class RankPlanner {
     return plan;
   }
 
-  RunPlan describe(BatchPlan found) {
+  RunPlan describe(BatchPlan found, bool is_paged = false) {
     book_.save();
     RunPlan plan = describe_split(std::move(found));
     plan.is_predicted = true;
     plan.budget_bytes = request_.budget_bytes;
-    plan.time_ratio = request_.time_ratio ? *request_.time_ratio : trial_ratio(plan.batch);
-    plan.predicted_step_seconds = step_seconds(plan.batch, plan.time_ratio);
+    // The whole chain cannot be run at once where it is paged; its times know of the disk.
+    plan.time_ratio = is_paged              ? 1.0
+                      : request_.time_ratio ? *request_.time_ratio
+                                            : trial_ratio(plan.batch);
+    plan.predicted_step_seconds =
+        is_paged ? 1e-9 * static_cast<double>(plan.batch.time_ns + load_ns(plan.batch))
+                 : step_seconds(plan.batch, plan.time_ratio);
     plan.policy = !request_.policy.empty()    ? request_.policy
                   : request_.budget_bytes > 0 ? "optimal"
                                               : "none";
@@ -307,10 +436,22 @@ class RankPlanner {
         alternative.step_seconds = step_seconds(found, plan.time_ratio);
         alternative.peak_bytes = found.peak_bytes;
       } catch (const BudgetError&) {
-        alternative.fits = false;
+        alternative.fits = add_paged(alternative);
       }
       plan.alternatives.push_back(alternative);
     }
+  }
+
+  bool add_paged(RunPlan::Alternative& alternative) const {
+    if (request_.pager == nullptr) return false;
+    const std::optional<PagedPlan> found =
+        make_paged_plan(paged_request(alternative.budget_bytes, request_.pager->measure_disk()));
+    if (!found) return false;
+    alternative.micro_batch = found->batch.largest().size;
+    alternative.num_micro_batches = found->batch.accumulation_steps;
+    alternative.step_seconds = 1e-9 * static_cast<double>(found->batch.time_ns);
+    alternative.peak_bytes = found->batch.peak_bytes;
+    return true;
   }
 
   const RunPlanRequest& request_;
@@ -352,6 +493,12 @@ void check_split(const Chain& chain, std::int64_t micro_batch, std::int64_t glob
 RunPlan plan_run(const RunPlanRequest& request, const RunSettings& settings, const Chain& chain,
                  ProfileBook& book) {
   return RankPlanner(request, settings, chain, book).run();
+}
+
+std::optional<PagedPlan> count_paged_plan(const RunPlanRequest& request,
+                                          const RunSettings& settings, const Chain& chain,
+                                          ProfileBook& book) {
+  return RankPlanner(request, settings, chain, book).count_paged();
 }
 
 std::int64_t smallest_budget(const RunPlanRequest& request, const RunSettings& settings,

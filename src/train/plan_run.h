@@ -5,6 +5,9 @@
 #include <headroom/model/chain.h>
 #include <headroom/train/run_plan.h>
 
+#include "execute/static_pager.h"
+#include "plan/paged_search.h"
+
 #include "train/profile_book.h"
 #include "train/run_settings.h"
 
@@ -31,6 +34,7 @@ struct RunPlanRequest {
   /// Times in training over times of stages that are measured one by one; nothing: found out by
   /// running the chosen schedule.
   std::optional<double> time_ratio;
+  StaticPager* pager = nullptr;    ///< that may page weights, gradients and state; null: none may
   bool with_alternatives = false;  ///< also say what half and double the budget would give
 };
 
@@ -50,5 +54,12 @@ RunPlan plan_run(const RunPlanRequest& request, const RunSettings& settings, con
 /// ignored. Throws BudgetError when that cannot even be measured.
 std::int64_t smallest_budget(const RunPlanRequest& request, const RunSettings& settings,
                              const Chain& chain, ProfileBook& book);
+
+/// The paged plan for the request's budget, from bytes that can be counted without memory; for a
+/// budget of 0 the one at the paged floor. Its pager tells the units and is not asked to move any.
+/// Nothing when none fits.
+std::optional<PagedPlan> count_paged_plan(const RunPlanRequest& request,
+                                          const RunSettings& settings, const Chain& chain,
+                                          ProfileBook& book);
 
 }  // namespace headroom

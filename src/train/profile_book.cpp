@@ -61,7 +61,8 @@ Json chain_json(const ChainCosts& chain) {
                      .set("name", format.name)
                      .set("size_ratio", format.size_ratio)
                      .set("encode_ns_per_byte", format.encode_ns_per_byte)
-                     .set("decode_ns_per_byte", format.decode_ns_per_byte));
+                     .set("decode_ns_per_byte", format.decode_ns_per_byte)
+                     .set("encode_overlap", format.encode_overlap));
   }
   return Json::object().set("stages", stages).set("boundary_formats", formats);
 }
@@ -110,7 +111,9 @@ bool ProfileBook::measure(std::int64_t num_samples) {
     const MicroBatch micro = load_(num_samples);
     load_ns_[num_samples] =
         std::chrono::duration_cast<std::chrono::nanoseconds>(Clock::now() - start).count();
-    profile = profile_chain(chain_, micro, half_, compute_, throw_if_stopped);
+    StagewiseScope weights(pager_, chain_.size());
+    profile = profile_chain(chain_, micro, half_, compute_, throw_if_stopped,
+                            [&](std::size_t stage) { weights.before(stage); });
   } catch (const c10::OutOfMemoryError&) {
     profile.reset();
   }
@@ -132,6 +135,14 @@ bool ProfileBook::measure(std::int64_t num_samples) {
   add_boundary_formats(*profile);
   measured_[num_samples] = std::move(*profile);
   return true;
+}
+
+void ProfileBook::page_with(StaticPager* pager) {
+  if (pager_ == pager) return;
+  pager_ = pager;
+  smallest_failure_.reset();
+  for (auto entry = measured_.begin(); entry != measured_.end();)
+    entry = entry->second.is_complete ? std::next(entry) : measured_.erase(entry);
 }
 
 // A small boundary costs more per byte than a large one, so that it is timed at its own size.

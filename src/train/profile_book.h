@@ -4,6 +4,7 @@
 
 #include <headroom/model/chain.h>
 #include "execute/profile.h"
+#include "execute/static_pager.h"
 
 #include <cstdint>
 #include <functional>
@@ -28,6 +29,10 @@ class ProfileBook {
   /// Measures this size unless that was done before. False when a stage alone does not fit under
   /// the meter's cap.
   bool measure(std::int64_t num_samples);
+
+  /// From now on the weights of each stage are brought into memory before it is measured. What did
+  /// not fit beside all of them may fit now. The pager must outlive the book.
+  void page_with(StaticPager* pager);
 
   /// Measures a few sizes up to `num_samples`, doubling from 1, until a whole update's worth of
   /// time was spent or a size does not fit.
@@ -67,6 +72,7 @@ class ProfileBook {
   std::optional<at::ScalarType> half_;
   std::optional<at::ScalarType> compute_;
   std::string spill_dir_;
+  StaticPager* pager_ = nullptr;
   std::string cache_folder_;
   std::string cache_key_;
   std::map<std::int64_t, ChainProfile> measured_;

@@ -14,6 +14,10 @@
 namespace headroom {
 namespace {
 
+constexpr std::pair<PageKind, const char*> kPageNames[] = {{PageKind::kWeights, "weights"},
+                                                           {PageKind::kGradients, "gradients"},
+                                                           {PageKind::kState, "optimizer"}};
+
 struct StageDecision {
   int num_forwards = 0;
   int option = -1;             // of the run that backward uses
@@ -45,7 +49,8 @@ std::vector<StageDecision> decisions(const RunPlan& plan) {
       const BoundaryFormat& format = format_of(plan, operation.format);
       const std::int64_t bytes = plan.costs.stages[input - 1].output_bytes;
       before.output_format = operation.format;
-      if (!is_stored[input]) before.format_ns += format.encode_ns(bytes);
+      if (!is_stored[input])
+        before.format_ns += format.encode_ns(bytes, plan.costs.stages[input].forward_ns);
       before.format_ns += format.decode_ns(bytes);
       is_stored[input] = true;
     }
@@ -86,6 +91,49 @@ const char* phase_of(const Operation& operation) {
   return operation.kind == OperationKind::kBackward ? "backward" : "forward";
 }
 
+Json paging_json(const PagingPlan& paging) {
+  Json units = Json::array();
+  for (std::size_t i = 0; i < paging.units.size(); ++i) {
+    Json stages = Json::array();
+    for (const int stage : paging.units[i].stages) stages.push(static_cast<std::int64_t>(stage) + 1);
+    Json unit = Json::object().set("name", paging.units[i].name).set("stages", stages);
+    for (const auto& [kind, name] : kPageNames) {
+      unit.set(fmt::format("{}_bytes", name), paging.units[i].bytes_of(kind))
+          .set(fmt::format("{}_paged", name), paging.pages(i, kind));
+    }
+    units.push(unit);
+  }
+  return Json::object()
+      .set("reads_ahead", paging.reads_ahead)
+      .set("bytes_read_per_update", paging.bytes_read)
+      .set("bytes_written_per_update", paging.bytes_written)
+      .set("disk_seconds_per_update", 1e-9 * static_cast<double>(paging.disk_ns))
+      .set("wait_seconds_per_update", 1e-9 * static_cast<double>(paging.wait_ns))
+      .set("units", units);
+}
+
+// "weights 120.0 MiB of 480.0 MiB, ...": what stays in memory.
+std::string paging_text(const PagingPlan& paging) {
+  std::string resident;
+  for (const auto& [kind, name] : kPageNames) {
+    std::int64_t all = 0, kept = 0;
+    for (std::size_t i = 0; i < paging.units.size(); ++i) {
+      all += paging.units[i].bytes_of(kind);
+      if (!paging.pages(i, kind)) kept += paging.units[i].bytes_of(kind);
+    }
+    resident += fmt::format("{}{} {} of {}", resident.empty() ? "" : ", ", name, format_bytes(kept),
+                            format_bytes(all));
+  }
+  return fmt::format(
+      "paged:     in memory all the time are {}\n"
+      "           an update reads {} and writes {}: {:.3f} s of disk{}, of which {:.3f} s are "
+      "waited for\n",
+      resident, format_bytes(paging.bytes_read), format_bytes(paging.bytes_written),
+      1e-9 * static_cast<double>(paging.disk_ns),
+      paging.reads_ahead ? ", read ahead and written behind" : "",
+      1e-9 * static_cast<double>(paging.wait_ns));
+}
+
 }  // namespace
 
 Json to_json(const RunPlan& plan) {
@@ -112,6 +160,7 @@ Json to_json(const RunPlan& plan) {
   Json phases = Json::object();
   for (const auto& [phase, bytes] : phases_of(plan)) phases.set(phase, bytes);
   json.set("peak_bytes_by_phase", phases);
+  if (plan.paging.is_active()) json.set("paging", paging_json(plan.paging));
 
   Json stages = Json::array();
   const std::vector<StageDecision> chosen = decisions(plan);
@@ -183,6 +232,7 @@ std::string to_text(const RunPlan& plan) {
   for (const auto& [phase, bytes] : phases_of(plan))
     phases += fmt::format("{}{} {}", phases.empty() ? "" : ", ", phase, format_bytes(bytes));
   text += fmt::format("by owner:  {}\nby phase:  {}\n", owners, phases);
+  if (plan.paging.is_active()) text += paging_text(plan.paging);
 
   Table table({"stage", "decision", "kept", "extra time"});
   const std::vector<StageDecision> chosen = decisions(plan);

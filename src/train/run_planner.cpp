@@ -17,8 +17,8 @@
 namespace headroom {
 
 RunPlanner::RunPlanner(const RunSettings& settings, const Chain& chain, const Dataset& data,
-                       const RankGroup& ranks)
-    : settings_(settings), chain_(chain), data_(data), ranks_(ranks) {}
+                       const RankGroup& ranks, StaticPager* pager)
+    : settings_(settings), chain_(chain), data_(data), ranks_(ranks), pager_(pager) {}
 
 void RunPlanner::start(const TrainingPosition& saved) {
   look_at_first_window(saved.global_step);
@@ -108,6 +108,7 @@ RunPlanRequest RunPlanner::request(std::int64_t window_samples) const {
   request.policy = policy_;
   request.optimizer_is_allocated = is_training_;
   request.update_ns = update_ns_;
+  request.pager = pager_;
   if (plan_.is_predicted)
     request.time_ratio = plan_.time_ratio;  // while it trains, a run has no time for trials
   return request;

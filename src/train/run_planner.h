@@ -7,6 +7,8 @@
 #include <headroom/model/chain.h>
 #include <headroom/train/run_plan.h>
 
+#include "execute/static_pager.h"
+
 #include "train/plan_run.h"
 #include "train/profile_book.h"
 #include "train/rank_group.h"
@@ -38,7 +40,7 @@ class RunPlanner final : public WindowPlans {
 
   /// Everything given must outlive the planner.
   RunPlanner(const RunSettings& settings, const Chain& chain, const Dataset& data,
-             const RankGroup& ranks);
+             const RankGroup& ranks, StaticPager* pager = nullptr);
 
   /// Called when a plan is made after the first one. Empty: nobody listens.
   void on_plan(Tell tell) { tell_ = std::move(tell); }
@@ -91,6 +93,7 @@ class RunPlanner final : public WindowPlans {
   const Chain& chain_;
   const Dataset& data_;
   const RankGroup& ranks_;
+  StaticPager* const pager_;  // null: nothing may be paged
   Tell tell_;
 
   // With a budget there is a bucket for each range of shapes; without one, a single one for all.

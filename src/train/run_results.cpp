@@ -3,6 +3,7 @@
 #include <headroom/memory/meter.h>
 #include <headroom/train/trainer.h>
 #include "core/hash.h"
+#include "core/mapped_pages.h"
 
 #include <torch/torch.h>
 
@@ -90,6 +91,7 @@ std::string weights_sha256(const Chain& chain) {
   for (const at::Tensor& tensor : weights_of(chain)) {
     const at::Tensor bytes = tensor.detach().cpu().contiguous();
     hash.update(bytes.data_ptr(), bytes.nbytes());
+    release_mapped_pages(bytes.data_ptr());
   }
   return hash.hex_digest();
 }

@@ -115,6 +115,12 @@ std::int64_t RunSettings::optimizer_bytes(const Chain& chain, const std::string&
   return optimizer_state_bytes(config, shapes_of(chain.parameters()));
 }
 
+std::function<std::int64_t(const at::Tensor&)> RunSettings::state_bytes_of_parameter() const {
+  return [config = optimizer](const at::Tensor& parameter) {
+    return optimizer_state_bytes(config, {parameter.sizes().vec()});
+  };
+}
+
 std::map<std::string, std::string> RunSettings::resume_settings() const {
   std::map<std::string, std::string> settings;
   for (const auto& [name, value] : settings_with(FieldTrait::kInSnapshot, arguments))

@@ -13,6 +13,7 @@
 #include "train/windows.h"
 
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <optional>
 #include <string>
@@ -53,6 +54,9 @@ struct RunSettings {
   std::int64_t optimizer_bytes(const Chain& chain) const {
     return optimizer_bytes(chain, optimizer.name);
   }
+
+  /// The bytes of one parameter's state, whose sizes alone are looked at.
+  std::function<std::int64_t(const at::Tensor&)> state_bytes_of_parameter() const;
 
   /// What must be the same for a snapshot to be continued.
   std::map<std::string, std::string> resume_settings() const;

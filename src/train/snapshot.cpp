@@ -7,6 +7,7 @@
 #include <headroom/model/safetensors.h>
 #include "core/hashed_file.h"
 #include "core/input_file.h"
+#include "core/mapped_pages.h"
 #include "core/output_file.h"
 #include "model/safetensors_writer.h"
 #include "model/trained_weights.h"
@@ -107,6 +108,7 @@ FileDigest write_optimizer(const fs::path& path, const torch::optim::Optimizer& 
   archive.save_to([&](const void* data, std::size_t num_bytes) {
     try {
       if (!error) file.write(data, num_bytes);
+      release_mapped_pages(data);
     } catch (...) {
       error = std::current_exception();
     }

@@ -4,6 +4,8 @@
 #include <headroom/core/log.h>
 #include <headroom/memory/meter.h>
 
+#include "execute/static_pager.h"
+
 #include "train/evaluator.h"
 #include "train/plan_run.h"
 #include "train/rank_group.h"
@@ -30,6 +32,15 @@ void check_batch(const RunSettings& settings, const Chain& chain, const Dataset&
               std::min(settings.window_samples(), data.size()), settings.num_ranks);
 }
 
+// Paging needs a folder, and one rank: ranks would have to agree on what each of them holds.
+std::unique_ptr<StaticPager> make_pager(const RunSettings& settings, const Chain& chain) {
+  if (settings.arguments.spill_dir.empty() || settings.num_ranks > 1) return nullptr;
+  auto pager = std::make_unique<StaticPager>(chain, settings.arguments.spill_dir,
+                                             settings.state_bytes_of_parameter());
+  if (pager->has_weights_on_disk()) pager->adopt_least();  // the model was made there
+  return pager;
+}
+
 }  // namespace
 
 // What outlives a run. What a run changes is made by train().
@@ -40,13 +51,15 @@ struct Trainer::Parts {
         data(std::move(training_data)),
         ranks(std::move(communicator)),
         settings(std::move(arguments), ranks.size()),
-        planner(settings, chain, *data, ranks),
-        evaluator(settings, chain, std::move(evaluation_data)) {}
+        pager(make_pager(settings, chain)),
+        planner(settings, chain, *data, ranks, pager.get()),
+        evaluator(settings, chain, std::move(evaluation_data), pager.get()) {}
 
   Chain chain;
   std::shared_ptr<const Dataset> data;
   RankGroup ranks;
   RunSettings settings;
+  std::unique_ptr<StaticPager> pager;
   RunPlanner planner;
   Evaluator evaluator;
 };
@@ -78,7 +91,8 @@ RunPlan Trainer::plan() {
   check_batch(settings, parts.chain, *parts.data);
   MemoryMeter::instance().set_cap(arguments.memory_budget_bytes);
   parts.chain.train(true);
-  return RunPlanner(settings, parts.chain, *parts.data, parts.ranks).preview();
+  StaticPager* pager = settings.num_ranks == 1 ? parts.pager.get() : nullptr;
+  return RunPlanner(settings, parts.chain, *parts.data, parts.ranks, pager).preview();
 }
 
 EvalResults Trainer::evaluate() {
@@ -92,7 +106,7 @@ TrainResults Trainer::train() {
   was_interrupted_ = false;
   return parts.ranks.leaving_on_errors([&] {
     TrainingRun run(parts.settings, parts.chain, *parts.data, parts.ranks, parts.planner,
-                    parts.evaluator);
+                    parts.evaluator, parts.pager.get());
     TrainResults results = run.train();
     was_interrupted_ = run.was_interrupted();
     return results;

@@ -11,6 +11,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <optional>
 #include <utility>
 
 namespace headroom {
@@ -58,13 +59,15 @@ void warn_about_batch_norms(const Chain& chain, const RunPlan& plan) {
 }  // namespace
 
 TrainingRun::TrainingRun(const RunSettings& settings, const Chain& chain, const Dataset& data,
-                         const RankGroup& ranks, RunPlanner& planner, Evaluator& evaluator)
+                         const RankGroup& ranks, RunPlanner& planner, Evaluator& evaluator,
+                         StaticPager* pager)
     : settings_(settings),
       chain_(chain),
       data_(data),
       ranks_(ranks),
       planner_(planner),
       evaluator_(evaluator),
+      pager_(pager),
       writer_(checked(settings, chain, data, ranks).arguments, !ranks.is_first()),
       snapshots_(settings, chain, ranks),
       position_(snapshots_.position()),
@@ -73,7 +76,8 @@ TrainingRun::TrainingRun(const RunSettings& settings, const Chain& chain, const 
             {[this](std::size_t operation, bool has_planned_size) {
                writer_.on_operation(operation, has_planned_size);
              },
-             [this] { writer_.on_undo(); }}),
+             [this] { writer_.on_undo(); }},
+            pager),
       total_updates_(settings.total_updates(data)),
       epochs_done_(windows_.epochs_done()) {
   MemoryMeter::instance().set_cap(settings.arguments.memory_budget_bytes);
@@ -126,6 +130,9 @@ void TrainingRun::start() {
   }
   planner_.start(position_);
   if (!is_new) {
+    // State that does not fit is read onto the disk.
+    std::optional<MappedAllocationScope> on_disk;
+    if (pager_ != nullptr && planner_.plan().paging.is_active()) on_disk.emplace(pager_->store());
     position_ = snapshots_.restore(step_.optimizer());
     step_.resume(position_.global_step - position_.num_skipped_updates, position_.scaler);
   }

@@ -24,7 +24,8 @@ class TrainingRun {
   /// started alike, the snapshot to resume from is whole. Sets the meter's cap. Everything given
   /// must outlive the run. Collective, like train().
   TrainingRun(const RunSettings& settings, const Chain& chain, const Dataset& data,
-              const RankGroup& ranks, RunPlanner& planner, Evaluator& evaluator);
+              const RankGroup& ranks, RunPlanner& planner, Evaluator& evaluator,
+              StaticPager* pager = nullptr);
 
   ~TrainingRun();
   TrainingRun(const TrainingRun&) = delete;
@@ -56,6 +57,7 @@ class TrainingRun {
   const RankGroup& ranks_;
   RunPlanner& planner_;
   Evaluator& evaluator_;
+  StaticPager* const pager_;  // null: nothing may be paged
   RunWriter writer_;
   Snapshots snapshots_;
   TrainingPosition position_;

@@ -35,10 +35,25 @@ void keep_largest(std::array<std::int64_t, size>& most, const std::array<std::in
   for (std::size_t i = 0; i < size; ++i) most[i] = std::max(most[i], now[i]);
 }
 
+// Calls what writes weights and state back.
+template <typename Call>
+void saying_what_is_lost(const Call& call) {
+  constexpr const char* kWhat =
+      "; parameters were being updated, which cannot be undone: continue from the last snapshot";
+  try {
+    call();
+  } catch (const BudgetError& error) {
+    throw BudgetError(error.what() + std::string(kWhat));
+  } catch (const DataError& error) {
+    throw DataError(error.what() + std::string(kWhat));
+  }
+}
+
 }  // namespace
 
 UpdateStep::UpdateStep(const RunSettings& settings, const Chain& chain, const Dataset& data,
-                       WindowPlans& plans, const RankGroup& ranks, StepHooks hooks)
+                       WindowPlans& plans, const RankGroup& ranks, StepHooks hooks,
+                       StaticPager* pager)
     : settings_(settings),
       chain_(chain),
       data_(data),
@@ -50,10 +65,15 @@ UpdateStep::UpdateStep(const RunSettings& settings, const Chain& chain, const Da
       optimizer_(make_optimizer(settings.optimizer, parameters_)),
       scheduler_(*optimizer_, schedule_of(settings, data)),
       scaler_(settings.precision.scales_loss ? GradScalerOptions{} : GradScalerOptions::disabled()),
+      pages_(pager, *optimizer_, scaler_, parameters_),
       executor_(chain,
                 [&] {
                   ExecutorOptions options = settings.executor_options();
+                  options.before_operation = [this](std::size_t operation) {
+                    if (pages_.is_active()) pages_.before_operation(operation);
+                  };
                   options.on_operation = [this](std::size_t operation) {
+                    if (pages_.is_active()) pages_.after_operation(operation);
                     if (hooks_.on_operation) hooks_.on_operation(operation, has_planned_size_);
                     if (!plans_.plan().updates_in_backward()) throw_if_stopped();
                   };
@@ -68,10 +88,7 @@ UpdateStep::UpdateStep(const RunSettings& settings, const Chain& chain, const Da
 
 UpdateStep::~UpdateStep() = default;
 
-void UpdateStep::prepare() {
-  const OwnerScope owner(Owner::kOptimizer);
-  optimizer_->prepare_state();
-}
+void UpdateStep::prepare() { pages_.adopt(plans_.plan().paging); }
 
 void UpdateStep::resume(std::int64_t num_applied, const GradScalerState& scaler) {
   scheduler_.set_update(num_applied);
@@ -83,6 +100,7 @@ Update UpdateStep::run(const Window& window) {
   try {
     plans_.begin_window(window);
     while (true) {
+      pages_.adopt(plans_.plan().paging);
       const ShareReport agreed = ranks_.agree(compute_gradients(window));
       if (agreed.outcome == ShareOutcome::kDone) return apply(window, agreed);
       abandon(undo);
@@ -124,7 +142,8 @@ ShareReport UpdateStep::compute_gradients(const Window& window) {
 
 void UpdateStep::accumulate(const std::vector<std::int64_t>& share, ShareReport& report) {
   const RunPlan& plan = plans_.plan();
-  request_micro_batches(share);
+  const std::vector<std::int64_t> sizes = request_micro_batches(share);
+  if (pages_.is_active()) pages_.start(plan, sizes);
   for (std::size_t done = 0; done < share.size();) {
     const MicroBatch micro = loader_.next();
     if (!plans_.serves(micro, done == 0)) {
@@ -145,14 +164,17 @@ void UpdateStep::accumulate(const std::vector<std::int64_t>& share, ShareReport&
   }
 }
 
-void UpdateStep::request_micro_batches(const std::vector<std::int64_t>& samples) {
+std::vector<std::int64_t> UpdateStep::request_micro_batches(
+    const std::vector<std::int64_t>& samples) {
+  const std::vector<std::int64_t> sizes =
+      balanced_sizes(static_cast<std::int64_t>(samples.size()), plans_.plan().micro_batch());
   std::size_t first = 0;
-  for (const std::int64_t size :
-       balanced_sizes(static_cast<std::int64_t>(samples.size()), plans_.plan().micro_batch())) {
+  for (const std::int64_t size : sizes) {
     const auto begin = samples.begin() + static_cast<std::ptrdiff_t>(first);
     loader_.request({begin, begin + static_cast<std::ptrdiff_t>(size)});
     first += static_cast<std::size_t>(size);
   }
+  return sizes;
 }
 
 void UpdateStep::update_inside_next_backward() {
@@ -209,7 +231,8 @@ Update UpdateStep::apply(const Window& window, const ShareReport& agreed) {
     is_intact_ = update.applied = true;
   } else {
     sum_over_ranks(agreed);
-    update.applied = clip_and_step(update, window);
+    update.applied =
+        pages_.is_active() ? step_paged(update, window) : clip_and_step(update, window);
   }
   if (update.applied) scheduler_.step();
   update.loss_scale = scaler_.scale_factor();
@@ -241,7 +264,7 @@ bool UpdateStep::clip_and_step(Update& update, const Window& window) {
     optimizer_->step();
     is_intact_ = true;
   } else {
-    const std::string message = describe_skip(update, window);
+    const std::string message = describe_skip(update, window, named_gradients());
     if (ranks_.is_first()) log_warning(message);
   }
   scaler_.update();
@@ -249,7 +272,35 @@ bool UpdateStep::clip_and_step(Update& update, const Window& window) {
   return is_finite;
 }
 
-std::string UpdateStep::describe_skip(const Update& update, const Window& window) const {
+// As clip_and_step(), with gradients that were unscaled, and whose squares were summed, when they
+// were complete.
+bool UpdateStep::step_paged(Update& update, const Window& window) {
+  const bool all_finite = scaler_.unscale({});
+  update.grad_norm = pages_.grad_norm();
+  const bool is_finite =
+      all_finite && std::isfinite(update.grad_norm) && std::isfinite(update.loss);
+  if (is_finite) {
+    is_intact_ = false;
+    saying_what_is_lost(
+        [&] { pages_.step(clip_factor(update.grad_norm, settings_.arguments.max_grad_norm)); });
+    is_intact_ = true;
+  } else {
+    log_warning(describe_skip(update, window, pages_.finite_like_gradients()));
+    pages_.abandon();
+  }
+  scaler_.update();
+  clear_gradients();
+  return is_finite;
+}
+
+NamedParameters UpdateStep::named_gradients() const {
+  NamedParameters named;
+  for (const auto& [name, parameter] : parameters_) named.emplace_back(name, parameter.grad());
+  return named;
+}
+
+std::string UpdateStep::describe_skip(const Update& update, const Window& window,
+                                      const NamedParameters& gradients) const {
   // Above 1 it may be the scale alone, which is reduced now.
   if (scaler_.scale_factor() > 1.0 && std::isfinite(update.loss)) {
     return fmt::format(
@@ -257,12 +308,9 @@ std::string UpdateStep::describe_skip(const Update& update, const Window& window
         "skipped, the scale reduced",
         window.update, scaler_.scale_factor());
   }
-  NamedParameters named_gradients;
-  for (const auto& [name, parameter] : parameters_)
-    named_gradients.emplace_back(name, parameter.grad());
   return skip_or_throw(
       settings_.arguments.error_on_nan ? NonFinitePolicy::kError : NonFinitePolicy::kSkip,
-      window.update, named_gradients, "(the loss alone)");
+      window.update, gradients, "(the loss alone)");
 }
 
 std::vector<at::Tensor> UpdateStep::gradients() const {
@@ -279,6 +327,7 @@ void UpdateStep::clear_gradients() {
 
 void UpdateStep::abandon(const StepUndo& undo) {
   release_failed_backward();
+  pages_.abandon();
   if (in_backward_ && in_backward_->armed()) in_backward_->disarm();
   loader_.clear();
   scratch_.reset();

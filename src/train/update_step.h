@@ -12,6 +12,7 @@
 #include <headroom/optim/schedule.h>
 #include "data/loader.h"
 
+#include "train/paged_update.h"
 #include "train/rank_group.h"
 #include "train/run_settings.h"
 #include "train/step_undo.h"
@@ -39,10 +40,12 @@ class UpdateStep {
  public:
   /// Everything given must outlive the step. Throws ConfigError when spill_dir cannot be written.
   UpdateStep(const RunSettings& settings, const Chain& chain, const Dataset& data,
-             WindowPlans& plans, const RankGroup& ranks, StepHooks hooks = {});
+             WindowPlans& plans, const RankGroup& ranks, StepHooks hooks = {},
+             StaticPager* pager = nullptr);
   ~UpdateStep();
 
-  /// Allocates the optimizer's state, as far as a snapshot has not brought it.
+  /// Brings weights and the optimizer's state to where the plan wants them, and allocates the state
+  /// as far as a snapshot has not brought it.
   void prepare();
   /// Continues after so many updates that were applied.
   void resume(std::int64_t num_applied, const GradScalerState& scaler);
@@ -69,7 +72,8 @@ class UpdateStep {
   // The gradients of this rank's share of the window, and how that went.
   ShareReport compute_gradients(const Window& window);
   void accumulate(const std::vector<std::int64_t>& share, ShareReport& report);
-  void request_micro_batches(const std::vector<std::int64_t>& samples);
+  // Returns their sizes.
+  std::vector<std::int64_t> request_micro_batches(const std::vector<std::int64_t>& samples);
   // Whatever summing needs is allocated before the ranks agree, because afterwards none may fail.
   void make_ready_to_sum(ShareReport& report);
   // Arms the optimizer in backward. A parameter that several stages share is complete after the
@@ -80,7 +84,10 @@ class UpdateStep {
   void sum_over_ranks(const ShareReport& agreed);
   Update apply(const Window& window, const ShareReport& agreed);
   bool clip_and_step(Update& update, const Window& window);
-  std::string describe_skip(const Update& update, const Window& window) const;
+  bool step_paged(Update& update, const Window& window);
+  std::string describe_skip(const Update& update, const Window& window,
+                            const NamedParameters& gradients) const;
+  NamedParameters named_gradients() const;
   std::vector<at::Tensor> gradients() const;
   void clear_gradients();
   // Everything as it was before the step.
@@ -99,6 +106,7 @@ class UpdateStep {
   std::unique_ptr<LeanOptimizer> optimizer_;
   LrScheduler scheduler_;
   GradScaler scaler_;
+  PagedUpdate pages_;
   std::unique_ptr<OptimizerInBackward> in_backward_;  // once a plan updates there
   Executor executor_;
   MicroBatchLoader loader_;

@@ -54,6 +54,7 @@ TEST_P(Budgets, ThePredictedPeakSucceedsAsCapAndOneByteBelowTheFloorFailsBeforeT
   const std::int64_t middle = (range.floor_bytes + range.ample_bytes) / 2;
   const std::int64_t predicted = train(run, middle, folder.path()).predicted_peak_bytes;
   EXPECT_NO_THROW(train(run, predicted, folder.path()));
+  if (run.spills) return;  // below the floor, weights and their kind are paged: see paging_test
   try {
     train(run, range.floor_bytes - 1, folder.path());
     FAIL() << "a budget below the floor was accepted";

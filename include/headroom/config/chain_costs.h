@@ -56,11 +56,14 @@ struct BoundaryFormat {
   double size_ratio = 1;  ///< stored bytes per byte; 0 for a boundary that leaves the device
   double encode_ns_per_byte = 0;
   double decode_ns_per_byte = 0;
+  /// Encoding goes on beside the forward that reads the boundary next, for this part of its time.
+  double encode_overlap = 0;
 
   /// Bytes that a boundary of `full_bytes` occupies in this format, rounded up.
   std::int64_t stored_bytes(std::int64_t full_bytes) const;
   /// Nanoseconds, rounded to the nearest.
-  std::int64_t encode_ns(std::int64_t full_bytes) const;
+  /// `next_forward_ns` is of the forward that reads the boundary next.
+  std::int64_t encode_ns(std::int64_t full_bytes, std::int64_t next_forward_ns) const;
   std::int64_t decode_ns(std::int64_t full_bytes) const;
 };
 

@@ -14,7 +14,7 @@
 
 namespace headroom {
 
-class SpillFile;
+class SpillStore;
 
 /// What running one micro-batch came to.
 struct MicroResult {
@@ -40,6 +40,10 @@ struct ExecutorOptions {
   /// When set, stages run under autocast to this type, with fp32 weights; not together with
   /// keep_in_half.
   std::optional<at::ScalarType> compute_in_half;
+  /// Called before each operation of accumulate(), with its index, and before each stage of
+  /// evaluate() and after the last, with its index: brings what it reads into memory.
+  std::function<void(std::size_t operation)> before_operation;
+  std::function<void(std::size_t stage)> before_evaluated_stage;
   /// Called after each operation, with its index, for a timeline of memory.
   std::function<void(std::size_t operation)> on_operation;
 };
@@ -72,7 +76,7 @@ class Executor {
 
   Chain chain_;
   ExecutorOptions options_;
-  std::shared_ptr<SpillFile> spill_file_;  // only where a format needs it
+  std::shared_ptr<SpillStore> spill_store_;  // only where a format needs it
   std::vector<std::vector<at::Tensor>> stage_parameters_;
 };
 

@@ -14,6 +14,16 @@ namespace headroom {
 /// gradients are left out; sparse ones are supported. On the CPU it allocates next to nothing.
 double global_norm(const std::vector<at::Tensor>& gradients);
 
+/// The sum of the squares of one gradient, so that it need not stay for the norm of all; `scaled`
+/// is the same of the values times 2^-600, for those whose squares overflow.
+struct SquareSum {
+  double plain = 0;
+  double scaled = 0;
+};
+SquareSum square_sum(const at::Tensor& gradient);
+/// Bit by bit the norm that the gradients together have, in this order.
+double global_norm(const std::vector<SquareSum>& sums);
+
 /// What gradients of this norm are multiplied with so that it becomes at most max_norm: min(1,
 /// max_norm / (norm + 1e-6)), as in PyTorch. 1 when max_norm <= 0 (no clipping) or the norm is not
 /// finite. Throws ConfigError when max_norm is not a number.

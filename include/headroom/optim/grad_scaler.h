@@ -62,6 +62,12 @@ class GradScaler {
   /// The same for the gradients of all parameters of an optimizer.
   bool unscale(torch::optim::Optimizer& optimizer);
 
+  /// For gradients that are complete, and leave memory, before others are: unscales these. The
+  /// unscale() that ends the update must not be given them, and answers for them, too.
+  void unscale_part(const std::vector<at::Tensor>& gradients);
+  /// The update starts anew: what unscale_part() saw does not count.
+  void forget_parts() { overflow_in_part_ = false; }
+
   /// Ends the update: backs off after an overflow, grows after growth_interval updates without one.
   /// Throws Error without unscale() before.
   void update();
@@ -77,6 +83,7 @@ class GradScaler {
   std::int64_t num_skipped_ = 0;
   bool unscaled_ = false;
   bool overflow_ = false;
+  bool overflow_in_part_ = false;
 };
 
 }  // namespace headroom

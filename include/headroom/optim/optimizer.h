@@ -42,6 +42,11 @@ class LeanOptimizer : public torch::optim::Optimizer {
   /// allocates. May be called again.
   void prepare_state();
 
+  /// The same for one parameter of group `group`.
+  void prepare_state(const at::Tensor& parameter, std::size_t group);
+  /// The state tensors of one parameter; none before its state is allocated.
+  std::vector<at::Tensor> state_tensors(const at::Tensor& parameter) const;
+
   /// Updates one parameter of group `group` from its gradient, exactly as step() would. Does
   /// nothing if it has none.
   void step_parameter(at::Tensor& parameter, std::size_t group);

@@ -14,7 +14,7 @@ class Json;
 
 /// The memory of one training strategy.
 struct EstimatedStrategy {
-  std::string name;    ///< "plain", "accumulation", "checkpointing" or "plan"
+  std::string name;    ///< "plain", "accumulation", "checkpointing", "plan" or "paged plan"
   std::string policy;  ///< of --gradient_checkpointing: none, every, sqrt, optimal
   std::int64_t micro_batch = 0;
   std::int64_t num_micro_batches = 0;  ///< of an update, on one rank
@@ -35,9 +35,14 @@ struct Estimate {
   std::int64_t input_bytes = 0;                                   ///< of one micro-batch
   std::vector<std::pair<std::string, std::int64_t>> state_bytes;  ///< of each optimizer
   std::vector<EstimatedStrategy>
-      policies;             ///< at the micro-batch of the arguments; the last is the leanest plan
-  EstimatedStrategy floor;  ///< the least memory at which the global batch can be trained
-  std::int64_t budget_bytes = 0;              ///< 0: none was given, and what follows is empty
+      policies;  ///< at the micro-batch of the arguments; the last is the leanest plan
+  /// With --spill_dir: the least with weights, gradients and optimizer state paged, and what an
+  /// update then moves. Without, the name is empty.
+  EstimatedStrategy paged_floor;
+  std::int64_t paged_bytes_read = 0;
+  std::int64_t paged_bytes_written = 0;
+  EstimatedStrategy floor;        ///< the least memory at which the global batch can be trained
+  std::int64_t budget_bytes = 0;  ///< 0: none was given, and what follows is empty
   std::vector<EstimatedStrategy> strategies;  ///< that fit, the simplest first
 
   bool fits() const { return !strategies.empty(); }

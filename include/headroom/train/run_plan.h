@@ -1,6 +1,7 @@
 #pragma once
 
 #include <headroom/config/chain_costs.h>
+#include <headroom/plan/paging.h>
 #include <headroom/plan/search.h>
 
 #include <cstdint>
@@ -18,6 +19,8 @@ struct RunPlan {
   std::int64_t global_batch = 1;  ///< over all ranks
   std::int64_t num_ranks = 1;
   BatchPlan batch;  ///< of the largest share of a full window
+
+  PagingPlan paging;  ///< inactive: weights, gradients and optimizer state stay in memory
 
   bool is_predicted =
       false;  ///< false: nothing was asked for that needs a prediction, and what follows is empty

@@ -1,0 +1,354 @@
+#include "memory/spill_store.h"
+
+#include <headroom/core/bytes.h>
+#include <headroom/core/error.h>
+#include "core/integers.h"
+#include "core/mapped_pages.h"
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <chrono>
+#include <csignal>
+#include <cstdlib>
+#include <cstring>
+#include <utility>
+
+namespace headroom {
+namespace {
+
+// Extents begin and end on pages of the file system, so that they can be mapped.
+constexpr std::int64_t kPageBytes = 4096;
+// So much is on its way between memory and disk; twice that is in the page cache meanwhile.
+constexpr std::int64_t kChunkBytes = std::int64_t{4} << 20;
+
+std::int64_t whole_pages(std::int64_t num_bytes) {
+  return divide_up(std::max<std::int64_t>(num_bytes, 1), kPageBytes) * kPageBytes;
+}
+
+std::string folder_or_default(const std::string& folder) {
+  if (!folder.empty()) return folder;
+  const char* temporary = std::getenv("TMPDIR");
+  return temporary && *temporary ? temporary : "/tmp";
+}
+
+int open_nameless(const std::string& folder) {
+  const int descriptor = ::open(folder.c_str(), O_TMPFILE | O_RDWR | O_CLOEXEC, 0600);
+  if (descriptor >= 0 || (errno != EOPNOTSUPP && errno != EISDIR && errno != EINVAL))
+    return descriptor;
+  // Some file systems know no nameless files: take the name away at once.
+  std::string path = folder + "/headroom-spill-XXXXXX";
+  const int named = ::mkostemp(path.data(), O_CLOEXEC);
+  if (named >= 0) ::unlink(path.c_str());
+  return named;
+}
+
+int open_or_throw(const std::string& folder) {
+  const int descriptor = open_nameless(folder);
+  if (descriptor >= 0) return descriptor;
+  throw ConfigError(fmt::format(
+      "cannot make a spill file in '{}': {}; choose a folder that exists and can be written",
+      folder, std::strerror(errno)));
+}
+
+// Signals are for the threads that know what to do with them.
+std::thread start_without_signals(std::function<void()> work) {
+  sigset_t all;
+  sigset_t before;
+  sigfillset(&all);
+  pthread_sigmask(SIG_SETMASK, &all, &before);
+  std::thread thread(std::move(work));
+  pthread_sigmask(SIG_SETMASK, &before, nullptr);
+  return thread;
+}
+
+std::mutex fault_mutex;
+TransferFaultScope::Fault injected_fault;
+
+int fault_of(TransferKind kind, const Extent& extent) {
+  const std::lock_guard<std::mutex> lock(fault_mutex);
+  return injected_fault ? injected_fault(kind, extent) : 0;
+}
+
+// Writes a part of the file out of the page cache, and lets the cache drop it. False, with errno,
+// when the disk refused; where a file system has nothing to flush, there is nothing to fail.
+bool flush(int descriptor, std::int64_t offset, std::int64_t num_bytes) {
+  const bool is_written = ::sync_file_range(descriptor, offset, num_bytes,
+                                            SYNC_FILE_RANGE_WAIT_BEFORE | SYNC_FILE_RANGE_WRITE |
+                                                SYNC_FILE_RANGE_WAIT_AFTER) == 0 ||
+                          errno == ENOSYS || errno == EINVAL || errno == ESPIPE;
+  ::posix_fadvise(descriptor, offset, num_bytes, POSIX_FADV_DONTNEED);
+  return is_written;
+}
+
+struct Mapping {
+  std::shared_ptr<SpillStore> store;
+  Extent extent;
+  void* address = nullptr;
+  std::size_t length = 0;
+};
+
+void delete_mapping(void* context) {
+  const std::unique_ptr<Mapping> mapping(static_cast<Mapping*>(context));
+  remove_mapped_pages(mapping->address);
+  ::munmap(mapping->address, mapping->length);
+  mapping->store->release(mapping->extent);
+}
+
+const Mapping* mapping_of(const c10::DataPtr& data) {
+  return data.get_deleter() == &delete_mapping ? static_cast<const Mapping*>(data.get_context())
+                                               : nullptr;
+}
+
+}  // namespace
+
+TransferFaultScope::TransferFaultScope(Fault fault) {
+  const std::lock_guard<std::mutex> lock(fault_mutex);
+  injected_fault = std::move(fault);
+}
+
+TransferFaultScope::~TransferFaultScope() {
+  const std::lock_guard<std::mutex> lock(fault_mutex);
+  injected_fault = nullptr;
+}
+
+SpillStore::SpillStore(const std::string& folder)
+    : folder_(folder_or_default(folder)),
+      descriptor_(open_or_throw(folder_)),
+      thread_(start_without_signals([this] { serve(); })) {}
+
+SpillStore::~SpillStore() {
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    is_ending_ = true;
+  }
+  changed_.notify_all();
+  thread_.join();
+  ::close(descriptor_);
+}
+
+Extent SpillStore::reserve(std::int64_t num_bytes) {
+  const std::int64_t length = whole_pages(num_bytes);
+  const std::lock_guard<std::mutex> lock(mutex_);
+  for (auto range = free_.begin(); range != free_.end(); ++range) {
+    if (range->second < length) continue;
+    const auto [offset, available] = *range;
+    free_.erase(range);
+    if (available > length) free_[offset + length] = available - length;
+    return {offset, num_bytes};
+  }
+  const int error = ::posix_fallocate(descriptor_, end_, length);
+  if (error != 0) {
+    throw BudgetError(
+        fmt::format("cannot spill {} to '{}': {}; choose a folder with more space, or keep more in "
+                    "memory",
+                    format_bytes(num_bytes), folder_, std::strerror(error)));
+  }
+  return {std::exchange(end_, end_ + length), num_bytes};
+}
+
+void SpillStore::release(const Extent& extent) noexcept {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  std::int64_t offset = extent.offset;
+  std::int64_t length = whole_pages(extent.num_bytes);
+  auto after = free_.lower_bound(offset);
+  if (after != free_.end() && after->first == offset + length) {
+    length += after->second;
+    after = free_.erase(after);
+  }
+  if (after != free_.begin()) {
+    const auto before = std::prev(after);
+    if (before->first + before->second == offset) {
+      offset = before->first;
+      length += before->second;
+      free_.erase(before);
+    }
+  }
+  if (offset + length < end_) {
+    free_[offset] = length;
+    return;
+  }
+  end_ = offset;
+  static_cast<void>(::ftruncate(descriptor_, static_cast<::off_t>(end_)) == 0);
+}
+
+SpillStore::Ticket SpillStore::write(const Extent& extent, const void* data) {
+  // The thread only reads what it writes to the file.
+  return enqueue({TransferKind::kWrite, extent, static_cast<char*>(const_cast<void*>(data))});
+}
+
+SpillStore::Ticket SpillStore::read(const Extent& extent, void* data) {
+  return enqueue({TransferKind::kRead, extent, static_cast<char*>(data)});
+}
+
+SpillStore::Ticket SpillStore::enqueue(Transfer transfer) {
+  Ticket ticket = 0;
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    queue_.push_back(transfer);
+    ticket = ++last_ticket_;
+  }
+  changed_.notify_all();
+  return ticket;
+}
+
+void SpillStore::wait(Ticket ticket) {
+  std::unique_lock<std::mutex> lock(mutex_);
+  changed_.wait(lock, [&] { return last_done_ >= ticket; });
+  const auto failure = failures_.find(ticket);
+  if (failure == failures_.end()) return;
+  const std::exception_ptr error = failure->second;
+  failures_.erase(failure);
+  lock.unlock();
+  std::rethrow_exception(error);
+}
+
+void SpillStore::wait_quietly(Ticket ticket) noexcept {
+  std::unique_lock<std::mutex> lock(mutex_);
+  changed_.wait(lock, [&] { return last_done_ >= ticket; });
+  failures_.erase(ticket);
+}
+
+void SpillStore::serve() {
+  std::unique_lock<std::mutex> lock(mutex_);
+  while (true) {
+    changed_.wait(lock, [&] { return is_ending_ || !queue_.empty(); });
+    if (queue_.empty()) return;
+    const Transfer transfer = queue_.front();
+    queue_.pop_front();
+    lock.unlock();
+    std::exception_ptr failure;
+    const auto start = std::chrono::steady_clock::now();
+    try {
+      carry_out(transfer);
+    } catch (...) {
+      failure = std::current_exception();
+    }
+    const auto taken = std::chrono::steady_clock::now() - start;
+    lock.lock();
+    traffic_.busy_ns += std::chrono::duration_cast<std::chrono::nanoseconds>(taken).count();
+    (transfer.kind == TransferKind::kRead ? traffic_.bytes_read : traffic_.bytes_written) +=
+        transfer.extent.num_bytes;
+    ++last_done_;
+    if (failure) failures_[last_done_] = failure;
+    changed_.notify_all();
+  }
+}
+
+void SpillStore::carry_out(const Transfer& transfer) {
+  if (const int error = fault_of(transfer.kind, transfer.extent))
+    fail(transfer, std::strerror(error));
+  transfer.kind == TransferKind::kRead ? read_all(transfer) : write_all(transfer);
+}
+
+// The disk is given one chunk while the next is copied into the page cache.
+void SpillStore::write_all(const Transfer& transfer) {
+  const auto [offset, num_bytes] = transfer.extent;
+  std::int64_t flushed = 0;
+  for (std::int64_t done = 0; done < num_bytes;) {
+    const ::ssize_t count =
+        ::pwrite(descriptor_, transfer.data + done,
+                 static_cast<std::size_t>(std::min(kChunkBytes, num_bytes - done)), offset + done);
+    if (count == 0 || (count < 0 && errno != EINTR))
+      fail(transfer, count == 0 ? "nothing was written" : std::strerror(errno));
+    if (count < 0) continue;
+    done += count;
+    ::sync_file_range(descriptor_, offset + flushed, done - flushed, SYNC_FILE_RANGE_WRITE);
+    if (done - flushed < 2 * kChunkBytes) continue;
+    if (!flush(descriptor_, offset + flushed, kChunkBytes)) fail(transfer, std::strerror(errno));
+    flushed += kChunkBytes;
+  }
+  if (!flush(descriptor_, offset + flushed, num_bytes - flushed))
+    fail(transfer, std::strerror(errno));
+}
+
+void SpillStore::read_all(const Transfer& transfer) {
+  const auto [offset, num_bytes] = transfer.extent;
+  for (std::int64_t done = 0; done < num_bytes;) {
+    // The chunk after this one comes while this one is copied.
+    const std::int64_t ahead = done + kChunkBytes;
+    if (ahead < num_bytes)
+      ::posix_fadvise(descriptor_, offset + ahead, std::min(kChunkBytes, num_bytes - ahead),
+                      POSIX_FADV_WILLNEED);
+    const ::ssize_t count =
+        ::pread(descriptor_, transfer.data + done,
+                static_cast<std::size_t>(std::min(kChunkBytes, num_bytes - done)), offset + done);
+    if (count == 0 || (count < 0 && errno != EINTR))
+      fail(transfer, count == 0 ? "the file is too short" : std::strerror(errno));
+    if (count < 0) continue;
+    ::posix_fadvise(descriptor_, offset + done, count, POSIX_FADV_DONTNEED);
+    done += count;
+  }
+}
+
+void SpillStore::fail(const Transfer& transfer, const std::string& reason) const {
+  if (transfer.kind == TransferKind::kWrite) {
+    throw BudgetError(fmt::format(
+        "cannot spill {} to '{}': {}; choose a folder with more space, or keep more in memory",
+        format_bytes(transfer.extent.num_bytes), folder_, reason));
+  }
+  throw DataError(fmt::format("cannot read {} back from the spill file in '{}' at offset {}: {}",
+                              format_bytes(transfer.extent.num_bytes), folder_,
+                              transfer.extent.offset, reason));
+}
+
+c10::DataPtr SpillStore::map(const std::shared_ptr<SpillStore>& store, const Extent& extent) {
+  auto mapping = std::make_unique<Mapping>();
+  mapping->length = static_cast<std::size_t>(whole_pages(extent.num_bytes));
+  mapping->address = ::mmap(nullptr, mapping->length, PROT_READ | PROT_WRITE, MAP_SHARED,
+                            store->descriptor_, extent.offset);
+  if (mapping->address == MAP_FAILED) {
+    throw BudgetError(fmt::format("cannot map {} of the spill file in '{}': {}",
+                                  format_bytes(extent.num_bytes), store->folder_,
+                                  std::strerror(errno)));
+  }
+  mapping->store = store;
+  mapping->extent = extent;
+  void* address = mapping->address;
+  add_mapped_pages(address, mapping->length);
+  return {address, mapping.release(), &delete_mapping, c10::Device(c10::kCPU)};
+}
+
+SpillTraffic SpillStore::traffic() const {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  return traffic_;
+}
+
+Extent mapped_extent(const c10::DataPtr& data) {
+  const Mapping* mapping = mapping_of(data);
+  return mapping == nullptr ? Extent{} : mapping->extent;
+}
+
+std::shared_ptr<SpillStore> mapped_store(const c10::DataPtr& data) {
+  const Mapping* mapping = mapping_of(data);
+  return mapping == nullptr ? nullptr : mapping->store;
+}
+
+namespace {
+thread_local MappedAllocationScope* current_scope = nullptr;
+}  // namespace
+
+MappedAllocationScope::MappedAllocationScope(std::shared_ptr<SpillStore> store)
+    : store_(std::move(store)), outer_(std::exchange(current_scope, this)) {}
+
+MappedAllocationScope::~MappedAllocationScope() {
+  release_mapped_pages(latest_);
+  current_scope = outer_;
+}
+
+c10::DataPtr MappedAllocationScope::allocate(std::size_t num_bytes) {
+  constexpr std::size_t kSmallBytes = std::size_t{64} << 10;
+  if (current_scope == nullptr || num_bytes < kSmallBytes) return {};
+  MappedAllocationScope& scope = *current_scope;
+  release_mapped_pages(scope.latest_);
+  c10::DataPtr data =
+      SpillStore::map(scope.store_, scope.store_->reserve(static_cast<std::int64_t>(num_bytes)));
+  scope.latest_ = data.get();
+  return data;
+}
+
+}  // namespace headroom

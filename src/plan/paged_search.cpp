@@ -1,0 +1,261 @@
+#include "plan/paged_search.h"
+
+#include "core/integers.h"
+#include "plan/page_walk.h"
+#include "plan/simulate.h"
+
+#include <algorithm>
+#include <limits>
+#include <utility>
+
+namespace headroom {
+namespace {
+
+constexpr std::int64_t kMost = std::numeric_limits<std::int64_t>::max();
+// Micro-batches between the first and the last are alike: one of them is walked for all.
+constexpr std::int64_t kMostWalked = 3;
+// A plan is walked for each group of pages that may stay resident.
+constexpr std::size_t kMostGroups = 96;
+
+std::int64_t operation_ns(const ChainCosts& chain, const Operation& operation) {
+  const StageCosts& stage = chain.stages[static_cast<std::size_t>(operation.stage)];
+  const StageOption& option = stage.options[static_cast<std::size_t>(operation.option)];
+  switch (operation.kind) {
+    case OperationKind::kForward:
+    case OperationKind::kForwardStore:
+      return stage.forward_ns;
+    case OperationKind::kForwardKeep:
+      return option.forward_ns;
+    case OperationKind::kBackward:
+      return option.backward_ns;
+    case OperationKind::kFree:
+      return 0;
+  }
+  return 0;
+}
+
+// The steps of an update with `num_steps` micro-batches of this schedule.
+std::vector<PageStep> steps_of(const PagedRequest& request, const MicroBatchCosts& costs,
+                               const Schedule& schedule, std::int64_t num_steps) {
+  std::vector<PageStep> all;
+  for (std::int64_t micro = 0; micro < num_steps; ++micro) {
+    std::vector<PageStep> steps = micro_batch_steps(request.units, schedule, micro > 0);
+    auto step = steps.begin();
+    for (const Operation& operation : schedule.operations) {
+      if (operation.kind == OperationKind::kFree) continue;
+      step->ns = operation_ns(costs.chain, operation);
+      step->peak_bytes += costs.input_bytes;
+      ++step;
+    }
+    all.insert(all.end(), std::make_move_iterator(steps.begin()),
+               std::make_move_iterator(steps.end()));
+  }
+  for (PageStep& step : update_steps(request.units, request.update_ns))
+    all.push_back(std::move(step));
+  return all;
+}
+
+PagingPlan all_paged(const PagedRequest& request, bool reads_ahead) {
+  PagingPlan plan;
+  plan.units = request.units;
+  plan.is_paged.assign(request.units.size(), {true, true, true});
+  plan.reads_ahead = reads_ahead;
+  return plan;
+}
+
+// Pages in the order in which it pays to keep them: by how often an update moves them, those that
+// several stages use first.
+std::vector<Page> by_traffic(const PagedRequest& request, std::int64_t num_steps) {
+  std::vector<Page> pages;
+  for (std::size_t i = 0; i < request.units.size() * kNumPageKinds; ++i) {
+    if (request.units[Page::at(i).unit].bytes_of(Page::at(i).kind) > 0)
+      pages.push_back(Page::at(i));
+  }
+  const auto moves = [&](const Page& page) {
+    const auto users = static_cast<std::int64_t>(request.units[page.unit].stages.size());
+    if (page.kind == PageKind::kWeights) return 2 * num_steps * users + 2;
+    return page.kind == PageKind::kGradients ? 2 * num_steps * users : 2;
+  };
+  std::stable_sort(pages.begin(), pages.end(),
+                   [&](const Page& a, const Page& b) { return moves(a) > moves(b); });
+  return pages;
+}
+
+class PagedSize {
+ public:
+  PagedSize(const PagedRequest& request, std::int64_t num_steps, MicroBatchCosts costs)
+      : request_(request),
+        num_steps_(num_steps),
+        size_(divide_up(request.num_samples, num_steps)),
+        costs_(std::move(costs)),
+        solver_(costs_.chain, PlanRequest::quick()) {}
+
+  std::int64_t floor() {
+    const Schedule schedule = solver_.schedule(solver_.smallest_budget_bytes());
+    return request_.resident_bytes +
+           walk(all_paged(request_, false), steps_for(schedule)).peak_bytes;
+  }
+
+  /// The fastest plan of this size.
+  std::optional<PagedPlan> best() {
+    std::optional<PagedPlan> found;
+    for (const bool reads_ahead : {true, false}) {
+      const PagingPlan paging = all_paged(request_, reads_ahead);
+      const std::int64_t most = request_.budget_bytes - request_.resident_bytes -
+                                costs_.input_bytes - pages_alone(paging);
+      const std::int64_t least = solver_.smallest_budget_bytes();
+      for (const int quarters : {4, 3, 2, 1, 0}) {
+        const std::int64_t given = most <= least ? least : least + (most - least) / 4 * quarters;
+        keep_faster(found, solve(paging, given));
+        if (most <= least) break;
+      }
+    }
+    return found;
+  }
+
+ private:
+  static void keep_faster(std::optional<PagedPlan>& found, std::optional<PagedPlan> other) {
+    if (other && (!found || other->batch.time_ns < found->batch.time_ns)) found = std::move(other);
+  }
+
+  // The most that pages take where every stage is run once forward and once backward.
+  std::int64_t pages_alone(const PagingPlan& paging) const {
+    Schedule schedule;
+    const auto num_stages = static_cast<int>(costs_.chain.stages.size());
+    for (int stage = 0; stage < num_stages; ++stage)
+      schedule.operations.push_back({OperationKind::kForwardKeep, stage, 0, 0});
+    for (int stage = num_stages; stage-- > 0;)
+      schedule.operations.push_back({OperationKind::kBackward, stage, 0, 0});
+    schedule.curve.resize(schedule.operations.size());
+    MicroBatchCosts nothing = costs_;
+    nothing.input_bytes = 0;
+    return replay(paging, steps_of(request_, nothing, schedule, std::min(num_steps_, kMostWalked)),
+                  request_.disk)
+        .forward_peak_bytes;
+  }
+
+  // The steps that are walked: of all micro-batches, or of a few and of one less.
+  struct Steps {
+    std::vector<PageStep> most, less;
+  };
+
+  Steps steps_for(const Schedule& schedule) const {
+    if (num_steps_ <= kMostWalked) return {steps_of(request_, costs_, schedule, num_steps_), {}};
+    return {steps_of(request_, costs_, schedule, kMostWalked),
+            steps_of(request_, costs_, schedule, kMostWalked - 1)};
+  }
+
+  PageReplay walk(const PagingPlan& paging, const Steps& steps) const {
+    PageReplay result = replay(paging, steps.most, request_.disk);
+    if (steps.less.empty()) return result;
+    const PageReplay less = replay(paging, steps.less, request_.disk);
+    const std::int64_t more = num_steps_ - kMostWalked;
+    for (auto field : {&PageReplay::time_ns, &PageReplay::bytes_read, &PageReplay::bytes_written,
+                       &PageReplay::disk_ns, &PageReplay::wait_ns})
+      result.*field += more * (result.*field - less.*field);
+    return result;
+  }
+
+  bool fits(const PageReplay& walked) const {
+    return request_.resident_bytes + walked.peak_bytes <= request_.budget_bytes;
+  }
+
+  // The schedule for so many bytes, or for as many fewer as its pages turn out to need.
+  std::optional<PagedPlan> solve(PagingPlan paging, std::int64_t chain_bytes) {
+    constexpr int kMostTries = 6;
+    for (int i = 0; i < kMostTries && chain_bytes >= solver_.smallest_budget_bytes(); ++i) {
+      const Schedule schedule = solver_.schedule(chain_bytes);
+      const Steps steps = steps_for(schedule);
+      const PageReplay walked = walk(paging, steps);
+      if (fits(walked)) {
+        keep_resident(paging, steps);
+        return describe(std::move(paging), schedule, steps);
+      }
+      const std::int64_t excess =
+          request_.resident_bytes + walked.peak_bytes - request_.budget_bytes;
+      chain_bytes = std::min(chain_bytes, schedule.peak_bytes) - excess;
+    }
+    return std::nullopt;
+  }
+
+  void keep_resident(PagingPlan& paging, const Steps& steps) const {
+    const std::vector<Page> pages = by_traffic(request_, num_steps_);
+    const std::size_t group = pages.size() / kMostGroups + 1;
+    for (std::size_t first = 0; first < pages.size(); first += group) {
+      const auto before = paging.is_paged;
+      for (std::size_t i = first; i < std::min(first + group, pages.size()); ++i)
+        paging.is_paged[pages[i].unit][static_cast<std::size_t>(pages[i].kind)] = false;
+      if (!fits(walk(paging, steps))) paging.is_paged = before;
+    }
+  }
+
+  PagedPlan describe(PagingPlan paging, const Schedule& schedule, const Steps& steps) const {
+    const PageReplay walked = walk(paging, steps);
+    PagedPlan plan;
+    plan.batch.gradients =
+        num_steps_ == 1 ? GradientMode::kUnallocated : GradientMode::kPreallocated;
+    plan.batch.accumulation_steps = num_steps_;
+    plan.batch.micro_batches = {{size_, num_steps_, schedule}};
+    plan.batch.input_bytes = costs_.input_bytes;
+    plan.batch.time_ns = walked.time_ns;
+    plan.batch.peak_bytes = request_.resident_bytes + walked.peak_bytes;
+    plan.batch.peaks.forward_bytes = plan.batch.peaks.backward_bytes =
+        request_.resident_bytes + walked.forward_peak_bytes;
+    plan.batch.peaks.update_bytes = request_.resident_bytes + walked.update_peak_bytes;
+    paging.bytes_read = walked.bytes_read;
+    paging.bytes_written = walked.bytes_written;
+    paging.disk_ns = walked.disk_ns;
+    paging.wait_ns = walked.wait_ns;
+    plan.paging = std::move(paging);
+    return plan;
+  }
+
+  const PagedRequest& request_;
+  const std::int64_t num_steps_;
+  const std::int64_t size_;
+  const MicroBatchCosts costs_;
+  ChainSolver solver_;
+};
+
+// One micro-batch, and twice as many until each has one sample.
+std::vector<std::int64_t> numbers_of_steps(const PagedRequest& request) {
+  if (request.micro_batch_size > 0)
+    return {divide_up(request.num_samples, request.micro_batch_size)};
+  std::vector<std::int64_t> numbers;
+  // As many micro-batches as their largest makes of the samples.
+  for (std::int64_t steps = 1; steps < request.num_samples; steps *= 2)
+    numbers.push_back(divide_up(request.num_samples, divide_up(request.num_samples, steps)));
+  numbers.push_back(request.num_samples);
+  numbers.erase(std::unique(numbers.begin(), numbers.end()), numbers.end());
+  return numbers;
+}
+
+template <typename Visit>
+void each_size(const PagedRequest& request, Visit visit) {
+  for (const std::int64_t steps : numbers_of_steps(request)) {
+    if (request.before_each) request.before_each();
+    if (auto costs = request.costs(divide_up(request.num_samples, steps), steps)) {
+      PagedSize size(request, steps, *std::move(costs));
+      visit(size);
+    }
+  }
+}
+
+}  // namespace
+
+std::optional<PagedPlan> make_paged_plan(const PagedRequest& request) {
+  std::optional<PagedPlan> best;
+  each_size(request, [&](PagedSize& size) {
+    std::optional<PagedPlan> plan = size.best();
+    if (plan && (!best || plan->batch.time_ns < best->batch.time_ns)) best = std::move(plan);
+  });
+  return best;
+}
+
+std::int64_t paged_floor(const PagedRequest& request) {
+  std::int64_t least = kMost;
+  each_size(request, [&](PagedSize& size) { least = std::min(least, size.floor()); });
+  return least;
+}
+
+}  // namespace headroom
