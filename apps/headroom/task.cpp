@@ -112,6 +112,7 @@ Task make_script_task(const TrainingArguments& arguments) {
                     arguments.model, samples.num_samples, error.what_without_backtrace()));
   }
   if (!arguments.trust_model) check_script(task.model.chain, samples);
+  choose_trained_parameters(task.model.chain, arguments);
   task.train_data = std::move(data.train);
   task.eval_data = std::move(data.eval);
   task.tokenizer = std::move(data.tokenizer);

@@ -1,5 +1,6 @@
 #include "commands.h"
 #include "core/figures.h"
+#include "core/input_file.h"
 #include "launch.h"
 #include "report/json.h"
 #include "saved_model.h"
@@ -10,7 +11,9 @@
 #include <headroom/core/error.h>
 #include <headroom/core/log.h>
 #include <headroom/core/runtime.h>
+#include <headroom/memory/meter.h>
 #include <headroom/model/generate.h>
+#include <headroom/model/pretrained.h>
 #include <headroom/train/trainer.h>
 
 #include <fmt/format.h>
@@ -64,8 +67,26 @@ void check_ranks(const RankEnvironment& ranks, const TrainingArguments& argument
                   arguments.nproc_per_node, ranks.local_size));
 }
 
+// The adapters as they were saved, merged into their base.
+void save_merged(const TrainingArguments& arguments, const Task& task) {
+  MemoryMeter::instance().set_cap(0);  // training is over, and the model is loaded once more
+  const std::string folder = arguments.output_dir + "/merged";
+  save_pretrained(load_pretrained(arguments.output_dir).chain, folder);
+  if (task.tokenizer) task.tokenizer->save(folder);
+}
+
+// A folder is a whole model or adapters for one.
+void check_adapter_folder(const TrainingArguments& arguments) {
+  if (arguments.lora_r == 0 || !path_exists(arguments.output_dir + "/config.json")) return;
+  throw ConfigError(
+      fmt::format("--output_dir '{}' holds a whole model, and adapters would be taken for a part "
+                  "of it: give them a folder of their own",
+                  arguments.output_dir));
+}
+
 int train_rank(const TrainingArguments& arguments, std::int64_t num_local_ranks,
                const std::shared_ptr<Communicator>& comm) {
+  check_adapter_folder(arguments);
   const Task task = make_task(arguments, num_local_ranks);
   if (arguments.sample &&
       (!task.tokenizer || task.model.input.num_masked > 0 || is_script(arguments))) {
@@ -84,6 +105,7 @@ int train_rank(const TrainingArguments& arguments, std::int64_t num_local_ranks,
   if (arguments.save_model && task.tokenizer) task.tokenizer->save(arguments.output_dir);
   const std::shared_ptr<WholeModel>& whole = task.model.chain.whole();
   if (arguments.save_model && whole) whole->save(arguments.output_dir + "/" + whole->file_name());
+  if (arguments.save_model && arguments.lora_merge) save_merged(arguments, task);
   if (arguments.json) {
     fmt::print("{}\n", to_json(results).dump());
   } else {

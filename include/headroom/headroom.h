@@ -28,7 +28,9 @@
 #include <headroom/execute/keep_as.h>
 #include <headroom/execute/optimizer_in_backward.h>
 #include <headroom/memory/meter.h>
+#include <headroom/model/adapters.h>
 #include <headroom/model/chain.h>
+#include <headroom/model/embedding_loss.h>
 #include <headroom/model/generate.h>
 #include <headroom/model/gpt.h>
 #include <headroom/model/pretrained.h>

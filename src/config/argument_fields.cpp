@@ -31,6 +31,7 @@ constexpr std::int64_t kMaxSnapshots = 1'000'000;
 constexpr std::int64_t kMaxRanks = 256;
 constexpr std::int64_t kMaxThreads = 1024;
 constexpr std::int64_t kMaxTimeoutSeconds = 366 * 24 * 3600;
+constexpr std::int64_t kMaxLoraRank = 65536;
 constexpr double kMaxEpochs = 1e6;
 
 template <typename Number>
@@ -182,6 +183,22 @@ std::vector<ArgumentField> make_fields() {
       on_off("trust_model", &A::trust_model,
              "do not compare a TorchScript model, bit by bit, with its stages before the first "
              "update"),
+      integer("lora_r", &A::lora_r, {0, kMaxLoraRank},
+              "rank of low-rank adapters (LoRA), everything else being frozen; 0: none",
+              kInSnapshot | kAffectsCosts),
+      real("lora_alpha", &A::lora_alpha, {0.0, 1e6}, "what adapters add is multiplied by alpha / r",
+           kInSnapshot),
+      real("lora_dropout", &A::lora_dropout, {0.0, 1.0, true}, "of what adapters are given",
+           kInSnapshot | kAffectsCosts),
+      text("lora_target_modules", &A::lora_target_modules,
+           "layers with adapters, by the ends of their names: a,b or all-linear; default: what is "
+           "usual for the model",
+           kInSnapshot | kAffectsCosts),
+      on_off("lora_merge", &A::lora_merge,
+             "also save the model with its adapters merged into it, in output_dir/merged"),
+      text("freeze", &A::freeze,
+           "parameters that are not trained, by their names or those of modules: a,b.*",
+           kInSnapshot | kAffectsCosts),
       text("dataset", &A::dataset, "what to train on", kInSnapshot | kAffectsCosts),
       text(
           "tokenizer", &A::tokenizer,

@@ -32,6 +32,17 @@ void validate_model(const TrainingArguments& arguments, const std::set<std::stri
   }
 }
 
+void validate_adapters(const TrainingArguments& arguments, const std::set<std::string>& given) {
+  if (arguments.lora_r > 0) {
+    if (arguments.lora_alpha == 0) reject_argument("lora_alpha", "0", "must be above 0");
+    return;
+  }
+  for (const char* name : {"lora_alpha", "lora_dropout", "lora_target_modules", "lora_merge"}) {
+    if (given.count(name) != 0)
+      throw ConfigError(fmt::format("--{} is for adapters: add --lora_r, 8 say", name));
+  }
+}
+
 void validate_accumulation(const TrainingArguments& arguments) {
   AccumulationSchedule schedule;
   try {
@@ -120,6 +131,7 @@ void validate(const TrainingArguments& arguments, const std::set<std::string>& g
   if (arguments.max_steps < 0 && arguments.num_train_epochs == 0)
     reject_argument("num_train_epochs", "0", "must be above 0");
   validate_model(arguments, given);
+  validate_adapters(arguments, given);
   validate_checkpointing(arguments);
   validate_spill_dir(arguments, given);
   validate_accumulation(arguments);

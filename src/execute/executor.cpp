@@ -36,15 +36,8 @@ struct Executor::Run {
     Tensors gradient;
   };
 
-  Stage& stage(std::size_t index) const { return executor.chain_.stage(index); }
-  StageCall call(std::size_t index) const {
-    return {stage(index),
-            micro,
-            index == 0,
-            is_last(index),
-            executor.options_.keep_in_half,
-            executor.options_.compute_in_half};
-  }
+  Stage& stage(std::size_t index) const { return executor.stage(index); }
+  StageCall call(std::size_t index) const { return executor.call(index, micro); }
   bool is_last(std::size_t index) const { return index + 1 == executor.chain_.size(); }
 
   // What the stage before kept, if it is kept: its output is the boundary.
@@ -195,8 +188,11 @@ struct Executor::Run {
   std::size_t head_boundary = 0;
 };
 
-Executor::Executor(Chain chain, ExecutorOptions options)
-    : chain_(std::move(chain)), options_(std::move(options)) {
+Executor::Executor(Chain chain, ExecutorOptions options, std::shared_ptr<Stage> last)
+    : chain_(std::move(chain)),
+      options_(std::move(options)),
+      last_(std::move(last)),
+      first_trained_(first_trained_stage(chain_)) {
   if (options_.keep_in_half && options_.compute_in_half) {
     throw ConfigError(
         "keep_in_half and compute_in_half exclude each other: what is computed in half precision "
@@ -206,12 +202,26 @@ Executor::Executor(Chain chain, ExecutorOptions options)
     if (!spill_store_) spill_store_ = kept_format(format).make_store(options_.spill_dir);
   }
   for (std::size_t i = 0; i < chain_.size(); ++i) {
-    const auto module = chain_.stage(i).module();
+    const auto module = stage(i).module();
     stage_parameters_.push_back(module ? module->parameters() : std::vector<at::Tensor>{});
   }
 }
 
 Executor::~Executor() = default;
+
+Stage& Executor::stage(std::size_t index) const {
+  return last_ && index + 1 == chain_.size() ? *last_ : chain_.stage(index);
+}
+
+StageCall Executor::call(std::size_t index, const MicroBatch& micro) const {
+  return {stage(index),
+          micro,
+          index == 0,
+          index + 1 == chain_.size(),
+          index > first_trained_,
+          options_.keep_in_half,
+          options_.compute_in_half};
+}
 
 MicroResult Executor::accumulate(const MicroBatch& micro, const std::vector<Operation>& operations,
                                  double scale) {
@@ -226,16 +236,24 @@ MicroResult Executor::accumulate(const MicroBatch& micro, const std::vector<Oper
 }
 
 std::vector<at::Tensor> Executor::evaluate(const MicroBatch& micro) const {
+  return forward(micro, chain_.size());
+}
+
+std::vector<at::Tensor> Executor::forward(const MicroBatch& micro, std::size_t num_stages) const {
   const OwnerScope owner(Owner::kActivations);
   Tensors values = micro.inputs;
-  for (std::size_t i = 0; i < chain_.size(); ++i) {
+  for (std::size_t i = 0; i < num_stages; ++i) {
     if (options_.before_evaluated_stage) options_.before_evaluated_stage(i);
-    values = forward_discarding({chain_.stage(i), micro, i == 0, i + 1 == chain_.size(),
-                                 options_.keep_in_half, options_.compute_in_half},
-                                values);
+    values = forward_discarding(call(i, micro), values);
   }
-  if (options_.before_evaluated_stage) options_.before_evaluated_stage(chain_.size());
+  if (options_.before_evaluated_stage) options_.before_evaluated_stage(num_stages);
   return values;
+}
+
+std::vector<at::Tensor> Executor::evaluate_last(const std::vector<at::Tensor>& boundary,
+                                                const MicroBatch& micro) const {
+  const OwnerScope owner(Owner::kActivations);
+  return forward_discarding(call(chain_.size() - 1, micro), boundary);
 }
 
 std::vector<Operation> keep_everything(std::size_t num_stages) {

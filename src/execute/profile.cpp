@@ -224,16 +224,16 @@ class ChainProfiler {
         between_runs_(between_runs),
         before_stage_(before_stage),
         clean_(chain.parameters()),
-        has_memory_(!micro.inputs.at(0).is_meta()) {
+        has_memory_(!micro.inputs.at(0).is_meta()),
+        first_trained_(first_trained_stage(chain)) {
     // A tied parameter's gradient appears in the last stage that uses it; for the stages before it
     // is there already.
     for (std::size_t i = 0; i < chain.size(); ++i) {
       for (const at::Tensor& parameter : parameters_of(i))
         last_user_[parameter.unsafeGetTensorImpl()] = i;
     }
-    for (const auto& tensors : {micro.inputs, micro.targets, chain.parameters()})
-      resident_.merge(storages_of(tensors));
-    for (const auto& [name, buffer] : chain.named_buffers()) resident_.insert(storage_of(buffer));
+    for (const auto& tensors : {micro.inputs, micro.targets}) resident_.merge(storages_of(tensors));
+    for (const auto& [name, tensor] : chain.named_tensors()) resident_.insert(storage_of(tensor));
   }
 
   /// Nothing when a stage does not fit in any way.
@@ -252,7 +252,9 @@ class ChainProfiler {
       if (before_stage_) before_stage_(i);
       Stage& stage = chain_.stage(i);
       std::string key = stage.kind();
-      if (!key.empty()) key += fmt::format(" {} {} {}", shapes_text(inputs), i == 0, num_tied(i));
+      if (!key.empty())
+        key += fmt::format(" {} {} {} {} {}", shapes_text(inputs), i == 0, i > first_trained_,
+                           num_tied(i), trained_text(i));
       const auto found = key.empty() ? known.end() : known.find(key);
       const bool is_known = found != known.end();
       StagePair pair = is_known ? found->second : StagePair{};
@@ -339,9 +341,24 @@ class ChainProfiler {
     }
   }
 
+  // Those that are trained.
   std::vector<at::Tensor> parameters_of(std::size_t index) const {
-    const auto module = chain_.stage(index).module();
-    return module ? module->parameters() : std::vector<at::Tensor>{};
+    std::vector<at::Tensor> trained;
+    if (const auto module = chain_.stage(index).module()) {
+      for (const at::Tensor& parameter : module->parameters())
+        if (parameter.requires_grad()) trained.push_back(parameter);
+    }
+    return trained;
+  }
+
+  // Which of its parameters a stage trains.
+  std::string trained_text(std::size_t index) const {
+    std::string text;
+    if (const auto module = chain_.stage(index).module()) {
+      for (const at::Tensor& parameter : module->parameters())
+        text += parameter.requires_grad() ? '1' : '0';
+    }
+    return text;
   }
 
   std::size_t num_tied(std::size_t index) const {
@@ -358,7 +375,8 @@ class ChainProfiler {
   }
 
   StageCall call(std::size_t index) const {
-    return {chain_.stage(index), micro_, index == 0, index + 1 == chain_.size(), half_, compute_};
+    return {chain_.stage(index),    micro_, index == 0, index + 1 == chain_.size(),
+            index > first_trained_, half_,  compute_};
   }
 
   template <typename Work>
@@ -397,7 +415,7 @@ class ChainProfiler {
         std::max<std::int64_t>(0, forward.peak_bytes - forward.before_bytes - costs.output_bytes);
     pair.grads_unallocated = costs;
     pair.grads_preallocated = costs;
-    if (!last) shapes = shapes_of(outputs, half_);
+    if (!last && index >= first_trained_) shapes = shapes_of(outputs, half_);
     outputs.clear();  // options are measured with no more in memory than a real step has
     const std::size_t num_options =
         half_ ? static_cast<std::size_t>(stage.num_half_options()) : stage.options().size();
@@ -513,6 +531,7 @@ class ChainProfiler {
   const std::function<void(std::size_t)>& before_stage_;
   CleanGradients clean_;
   bool has_memory_;  // false: on the meta device, for bytes alone
+  std::size_t first_trained_;
   bool is_complete_ = true;
   bool fits_ = true;  // every stage has an option that does
   std::map<const void*, std::size_t> last_user_;

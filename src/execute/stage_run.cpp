@@ -12,6 +12,7 @@
 #include <torch/csrc/autograd/engine.h>
 #include <torch/torch.h>
 
+#include <algorithm>
 #include <utility>
 
 namespace headroom {
@@ -66,6 +67,19 @@ class ComputeScope {
 
 }  // namespace
 
+std::size_t first_trained_stage(const Chain& chain) {
+  std::size_t index = 0;
+  for (; index < chain.size(); ++index) {
+    const auto module = chain.stage(index).module();
+    if (!module) continue;
+    const Tensors parameters = module->parameters();
+    if (std::any_of(parameters.begin(), parameters.end(),
+                    [](const at::Tensor& parameter) { return parameter.requires_grad(); }))
+      break;
+  }
+  return index;
+}
+
 Tensors forward_discarding(const StageCall& call, const Tensors& inputs) {
   const torch::NoGradGuard no_grad;
   Tensors values;
@@ -91,7 +105,7 @@ KeptStage forward_keeping(const StageCall& call, const Tensors& inputs, int opti
   for (const at::Tensor& input : inputs) {
     at::Tensor value = decode(call, input);
     NodePtrOf<GradientTap> tap;
-    if (!call.is_first && value.defined() && value.is_floating_point()) {
+    if (call.wants_input_gradient && value.defined() && value.is_floating_point()) {
       tap = make_node<GradientTap>();
       torch::autograd::create_gradient_edge(value, tap);
       // The boundary is in memory as it is: a stage that saves its input must not store it a second

@@ -40,8 +40,9 @@ using Tensors = std::vector<at::Tensor>;
 struct StageCall {
   Stage& stage;
   const MicroBatch& micro;
-  bool is_first = false;  ///< its inputs are the chain's, which need no gradient
-  bool is_last = false;   ///< its output is the loss
+  bool is_first = false;             ///< its inputs are the chain's
+  bool is_last = false;              ///< its output is the loss
+  bool wants_input_gradient = true;  ///< false: no stage before it has a parameter to train
   /// When set, what is kept between forward and backward, and the boundaries between stages, are in
   /// this type; computing stays in fp32.
   std::optional<at::ScalarType> half;
@@ -59,6 +60,10 @@ struct KeptStage {
   std::vector<NodePtrOf<GradientTap>>
       taps;  ///< where the gradients of the inputs come out; null: none is wanted
 };
+
+/// The first stage that has a parameter to train; the number of stages when there is none. The
+/// gradient of a boundary before it is wanted by nobody.
+std::size_t first_trained_stage(const Chain& chain);
 
 /// Runs forward and keeps nothing but what it returns.
 Tensors forward_discarding(const StageCall& call, const Tensors& inputs);

@@ -1,6 +1,7 @@
 #include "model/clip.h"
 
 #include <headroom/core/error.h>
+#include <headroom/model/embedding_loss.h>
 #include "ops/dropout.h"
 #include "ops/embedding.h"
 #include "ops/layer_norm.h"
@@ -137,22 +138,42 @@ class TextEmbedding final : public ClipStage {
   Weights tokens_, positions_;
 };
 
+at::Tensor normalized(const at::Tensor& x) {
+  return x / x.square().sum({-1}, /*keepdim=*/true).sqrt();
+}
+
+// Ends the second tower: (B, projection_dim) of the images and of the texts, each of length 1.
 class ClipHead final : public ClipStage {
  public:
   explicit ClipHead(const ClipConfig& config)
       : ClipStage("head"),
         norm_(group().add("final_layer_norm", make_norm(config.text.hidden_size))),
         projection_(group().add("text_projection",
-                                make_weight({config.projection_dim, config.text.hidden_size}))),
-        scale_(group().add_parameter("logit_scale", torch::full({}, std::log(1.0 / 0.07)))) {}
+                                make_weight({config.projection_dim, config.text.hidden_size}))) {}
 
   std::vector<at::Tensor> forward(const std::vector<at::Tensor>& inputs, const MicroBatch& micro,
                                   int /*option*/) override {
     const at::Tensor end = rows_at(inputs.at(1), micro.inputs.at(2));  // (B, C)
-    const at::Tensor texts = normalized(linear(layer_norm(end, norm_->weight, norm_->bias),
-                                               projection_->weight, projection_->bias));
+    const at::Tensor texts =
+        linear(layer_norm(end, norm_->weight, norm_->bias), projection_->weight, projection_->bias);
+    return {normalized(inputs[0]), normalized(texts)};
+  }
+
+ private:
+  Weights norm_, projection_;
+};
+
+// Compares every image with every text.
+class ClipLoss final : public ClipStage, public EmbeddingLoss {
+ public:
+  ClipLoss()
+      : ClipStage("loss"),
+        scale_(group().add_parameter("logit_scale", torch::full({}, std::log(1.0 / 0.07)))) {}
+
+  std::vector<at::Tensor> forward(const std::vector<at::Tensor>& inputs,
+                                  const MicroBatch& /*micro*/, int /*option*/) override {
     const at::Tensor scores =
-        at::mm(normalized(inputs[0]), texts.t()) * scale_.exp();  // (B, B): images by texts
+        at::mm(inputs.at(0), inputs.at(1).t()) * scale_.exp();  // (B, B): images by texts
     MicroBatch matches;
     matches.targets = {
         at::arange(scores.size(0), at::TensorOptions().dtype(at::kLong).device(scores.device()))};
@@ -165,11 +186,6 @@ class ClipHead final : public ClipStage {
   bool couples_samples() const override { return true; }
 
  private:
-  static at::Tensor normalized(const at::Tensor& x) {
-    return x / x.square().sum({-1}, /*keepdim=*/true).sqrt();
-  }
-
-  Weights norm_, projection_;
   at::Tensor scale_;
 };
 
@@ -260,6 +276,7 @@ Chain make_clip(const ClipConfig& config) {
     chain.add(make_encoder_block(config.text, layer, "clip_text_block", options));
   }
   chain.add(std::make_shared<ClipHead>(config));
+  chain.add(std::make_shared<ClipLoss>());
   set_published_form(chain, make_form(config));
   return chain;
 }

@@ -75,7 +75,7 @@ PublishedForm make_form(const ClipConfig& config, ConfigFile file) {
       {"text_embedding", {"text_model.embeddings"}},
       {"head.final_layer_norm", {"text_model.final_layer_norm"}},
       {"head.text_projection", {"text_projection"}},
-      {"head.logit_scale", {"logit_scale"}}};
+      {"loss.logit_scale", {"logit_scale"}}};
   form.rows.insert(form.rows.end(), others.begin(), others.end());
   form.ignored = {"*.position_ids"};
   return form;

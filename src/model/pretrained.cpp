@@ -1,7 +1,9 @@
 #include <headroom/model/pretrained.h>
 
 #include <headroom/core/error.h>
+#include <headroom/model/adapters.h>
 #include "core/input_file.h"
+#include "model/adapted_model.h"
 #include "model/family.h"
 #include "model/published.h"
 
@@ -30,6 +32,7 @@ ZooModel make_model_of(const std::string& folder) {
                     "model.safetensors) and name its folder",
                     shown_path(folder)));
   }
+  if (is_adapter_folder(folder)) return make_model_of(base_of_adapters(folder));
   ConfigFile file = ConfigFile::read((fs::path(folder) / "config.json").string());
   std::string type;
   file.word("model_type", type, "");
@@ -51,6 +54,11 @@ ZooModel make_model_of(const std::string& folder) {
 }
 
 ZooModel load_pretrained(const std::string& folder) {
+  if (is_adapter_folder(folder)) {
+    ZooModel model = load_pretrained(base_of_adapters(folder));
+    load_and_merge_adapters(model.chain, folder);
+    return model;
+  }
   ZooModel model = [&] {
     const UninitializedScope scope;
     return make_model_of(folder);

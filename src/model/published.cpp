@@ -4,6 +4,7 @@
 #include <headroom/model/pretrained.h>
 #include <headroom/model/safetensors.h>
 #include "core/hashed_file.h"
+#include "model/published_parts.h"
 #include "model/safetensors_writer.h"
 
 #include <fmt/format.h>
@@ -64,6 +65,21 @@ void with_row(const PublishedForm& form, const std::string& ours, const Body& bo
   body(nullptr, std::vector<std::string>{ours});
 }
 
+// Their names with the rows of each, of so many of ours.
+std::vector<PublishedPart> parts_of(const PublishedRow* row, const std::vector<std::string>& names,
+                                    std::int64_t num_rows) {
+  std::vector<PublishedPart> parts;
+  const auto count = static_cast<std::int64_t>(names.size());
+  std::int64_t begin = 0;
+  for (std::size_t i = 0; i < names.size(); ++i) {
+    const bool are_equal = row == nullptr || row->rows.empty() || names.size() == 1;
+    const std::int64_t size = are_equal ? num_rows / count : row->rows[i];
+    parts.push_back({names[i], begin, size, row != nullptr && row->is_transposed});
+    begin += size;
+  }
+  return parts;
+}
+
 bool holds(const fs::path& path, const std::string& text) {
   std::ifstream file(path, std::ios::binary);
   return file && std::string(std::istreambuf_iterator<char>(file), {}) == text;
@@ -79,9 +95,20 @@ std::vector<std::string> published_names(const PublishedForm& form, const std::s
   return result;
 }
 
+std::vector<PublishedPart> published_parts(const PublishedForm& form, const std::string& ours,
+                                           std::int64_t num_rows) {
+  std::vector<PublishedPart> parts;
+  with_row(form, ours, [&](const PublishedRow* row, const auto& names) {
+    parts = parts_of(row, names, num_rows);
+  });
+  return parts;
+}
+
 Tensors published_tensors(const PublishedForm& form, const Chain& chain) {
   Tensors all;
+  const std::string adapter = fmt::format(".{}.", kAdapterModule);
   for (const auto& [ours, parameter] : chain.named_tensors()) {
+    if (ours.find(adapter) != std::string::npos) continue;
     const at::Tensor tensor = parameter.detach();
     with_row(form, ours, [&](const PublishedRow* row, const std::vector<std::string>& names) {
       at::Tensor whole = tensor;
@@ -91,14 +118,8 @@ Tensors published_tensors(const PublishedForm& form, const Chain& chain) {
         all.emplace_back(names.front(), whole);
         return;
       }
-      std::int64_t begin = 0;
-      for (std::size_t i = 0; i < names.size(); ++i) {
-        const std::int64_t size = row->rows.empty()
-                                      ? whole.size(0) / static_cast<std::int64_t>(names.size())
-                                      : row->rows[i];
-        all.emplace_back(names[i], whole.narrow(0, begin, size));
-        begin += size;
-      }
+      for (const PublishedPart& part : parts_of(row, names, whole.size(0)))
+        all.emplace_back(part.name, whole.narrow(0, part.first_row, part.num_rows));
     });
   }
   return all;
@@ -145,6 +166,8 @@ void set_published_form(Chain& chain, PublishedForm form) {
 }
 
 const PublishedForm& published_form(const Chain& chain) {
+  const auto* derived = dynamic_cast<const DerivedFormat*>(chain.format().get());
+  if (derived != nullptr) return derived->base().form();
   const auto* format = dynamic_cast<const PublishedFormat*>(chain.format().get());
   if (format == nullptr) throw ConfigError("this chain is no model of the zoo");
   return format->form();

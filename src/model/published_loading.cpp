@@ -4,6 +4,7 @@
 #include <headroom/core/log.h>
 #include <headroom/model/safetensors.h>
 #include "core/name_list.h"
+#include "core/name_pattern.h"
 #include "core/text.h"
 
 #include <fmt/format.h>
@@ -17,18 +18,6 @@ namespace headroom {
 namespace {
 
 constexpr double kHeadDeviation = 0.02;
-
-// Does `text` fit a pattern with "*" for any text?
-bool fits(const std::string& pattern, const std::string& text) {
-  const std::size_t star = pattern.find('*');
-  if (star == std::string::npos) return pattern == text;
-  if (!starts_with(text, pattern.substr(0, star))) return false;
-  const std::string rest = pattern.substr(star + 1);
-  for (std::size_t at = star; at <= text.size(); ++at) {
-    if (fits(rest, text.substr(at))) return true;
-  }
-  return false;
-}
 
 // Older files call a norm's weight and bias gamma and beta.
 std::string with_old_ending(const std::string& name) {
@@ -122,7 +111,8 @@ class Loading {
       if (used_.count(entry.name) != 0) continue;
       const bool is_ignored =
           std::any_of(form_.ignored.begin(), form_.ignored.end(), [&](const std::string& pattern) {
-            return fits(pattern, entry.name) || fits(pattern, form_.base + entry.name);
+            return fits_pattern(pattern, entry.name) ||
+                   fits_pattern(pattern, form_.base + entry.name);
           });
       (is_ignored ? unused : unexpected).push_back(entry.name);
     }

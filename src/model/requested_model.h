@@ -1,6 +1,6 @@
 #pragma once
 
-// The model that a user asked for, by name or by folder.
+// The model that a user asked for, by name or by folder, with what of it is trained.
 
 #include <headroom/config/training_arguments.h>
 #include <headroom/model/pretrained.h>
@@ -8,15 +8,13 @@
 namespace headroom {
 
 /// By its sizes alone, with random weights.
-inline ZooModel make_requested_model(const TrainingArguments& arguments) {
-  return arguments.model_name_or_path.empty() ? make_model(arguments.model, arguments.model_config)
-                                              : make_model_of(arguments.model_name_or_path);
-}
+ZooModel make_requested_model(const TrainingArguments& arguments);
 
 /// As training starts from it.
-inline ZooModel load_requested_model(const TrainingArguments& arguments) {
-  return arguments.model_name_or_path.empty() ? make_model(arguments.model, arguments.model_config)
-                                              : load_pretrained(arguments.model_name_or_path);
-}
+ZooModel load_requested_model(const TrainingArguments& arguments);
+
+/// Adapters and frozen parameters, as --lora_r and --freeze say. Throws ConfigError when the model
+/// cannot have them.
+void choose_trained_parameters(Chain& chain, const TrainingArguments& arguments);
 
 }  // namespace headroom

@@ -3,16 +3,32 @@
 #include <headroom/core/error.h>
 #include "ops/layer_norm.h"
 #include "ops/linear.h"
+#include "ops/low_rank.h"
 
 #include <fmt/format.h>
 
 namespace headroom {
 
+namespace {
+
+void drop_nothing(BlockOptions& options) {
+  options.attention.dropout_p = options.residual_dropout_p = options.adapter_dropout_p = 0.0;
+}
+
+}  // namespace
+
+std::vector<BlockStage::Layer> BlockStage::adaptable_layers() {
+  return {{attention_.qkv_weight, &attention_.qkv_adapters},
+          {attention_.proj_weight, &attention_.proj_adapters},
+          {mlp_.hidden_weight, &mlp_.hidden_adapters},
+          {mlp_.out_weight, &mlp_.out_adapters}};
+}
+
 std::vector<at::Tensor> BlockStage::forward(const std::vector<at::Tensor>& inputs,
                                             const MicroBatch& micro, int option) {
   BlockOptions options = options_;
   options.keep = static_cast<BlockKeep>(option);
-  if (!module_->is_training()) options.attention.dropout_p = options.residual_dropout_p = 0.0;
+  if (!module_->is_training()) drop_nothing(options);
   if (micro.inputs.size() > 1 && micro.inputs[1].scalar_type() == at::kBool)
     options.attention.key_mask = micro.inputs[1];
   const auto block = norms_ == NormPlace::kBefore ? transformer_block : post_norm_block;
@@ -31,14 +47,22 @@ KeyValueCache BlockStage::make_cache(std::int64_t capacity) const {
 at::Tensor BlockStage::decode(const at::Tensor& x, KeyValueCache& cache) const {
   const torch::NoGradGuard no_grad;
   BlockOptions options = options_;
-  options.attention.dropout_p = options.residual_dropout_p = 0.0;
+  drop_nothing(options);
+  const auto adapted = [&](const at::Tensor& in, const at::Tensor& weight, const at::Tensor& bias,
+                           const std::vector<LowRank>& adapters) {
+    const at::Tensor out = linear(in, weight, bias);
+    ops::LowRankCall(adapters, options.adapter_scale, 0.0).add(in, out);
+    return out;
+  };
   const auto rows = [](const at::Tensor& t) { return t.reshape({t.size(1), t.size(2)}); };
   const at::Tensor normed =
       norm(options.norm, x, attention_.norm_weight, attention_.norm_bias, options.norm_eps);
-  const at::Tensor qkv = linear(rows(normed), attention_.qkv_weight, attention_.qkv_bias);
+  const at::Tensor qkv =
+      adapted(rows(normed), attention_.qkv_weight, attention_.qkv_bias, attention_.qkv_adapters);
   const at::Tensor y =
       cached_attention(qkv.unsqueeze(0), options.num_heads, options.attention, cache);
-  const at::Tensor added = linear(rows(y), attention_.proj_weight, attention_.proj_bias);
+  const at::Tensor added =
+      adapted(rows(y), attention_.proj_weight, attention_.proj_bias, attention_.proj_adapters);
   return mlp_residual(x + added.unsqueeze(0), mlp_, options);
 }
 

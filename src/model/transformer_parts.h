@@ -6,6 +6,7 @@
 #include <headroom/ops/transformer.h>
 #include "ops/cached_attention.h"
 
+#include "model/adaptable.h"
 #include "model/config_file.h"
 #include "model/config_text.h"
 #include "model/encoder.h"
@@ -62,7 +63,7 @@ enum class NormPlace : int { kBefore, kAfter };
 
 /// A transformer block. `module` owns the weights; dropout happens while it trains. A second input
 /// of the micro-batch, (B, T) bool, says which tokens may be seen.
-class BlockStage final : public Stage {
+class BlockStage final : public Stage, public AdaptableStage {
  public:
   BlockStage(std::string name, std::string kind, std::shared_ptr<torch::nn::Module> module,
              AttentionWeights attention, MlpWeights mlp, BlockOptions options,
@@ -85,6 +86,13 @@ class BlockStage final : public Stage {
   std::shared_ptr<torch::nn::Module> module() const override { return module_; }
   bool runs_without_memory() const override { return true; }
   std::string kind() const override { return kind_; }
+
+  std::vector<Layer> adaptable_layers() override;
+  void set_adapter_factors(double scale, double dropout_p) override {
+    options_.adapter_scale = scale;
+    options_.adapter_dropout_p = dropout_p;
+  }
+  double adapter_scale() const override { return options_.adapter_scale; }
 
   /// True when a text can go through the block piece by piece: no token sees later ones.
   bool can_decode() const { return norms_ == NormPlace::kBefore && options_.attention.causal; }

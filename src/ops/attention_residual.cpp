@@ -1,5 +1,6 @@
 #include <headroom/ops/transformer.h>
 
+#include "ops/low_rank.h"
 #include "ops/once.h"
 #include "ops/passes.h"
 #include "ops/plain.h"
@@ -26,9 +27,12 @@ struct Call {
   std::int64_t residual_seed = 0;
   bool wants_grad = false, keep_norm = true, keep_qkv = true;
   std::optional<at::ScalarType> kept_type = std::nullopt;
+  ops::LowRankCall qkv_adapters = {}, proj_adapters = {};
 };
 
-// The first seven are the tensors that autograd knows, in its order.
+// The first seven are the tensors that autograd knows, in its order; after them it knows those of
+// the adapters, which are saved last.
+constexpr std::size_t kNumWeights = 7;
 enum Saved {
   kX,
   kNormWeight,
@@ -43,7 +47,8 @@ enum Saved {
   kQkv,
   kY,
   kSoftmax,
-  kKeyMask
+  kKeyMask,
+  kAdapters
 };
 
 struct AttentionResidual : torch::autograd::Function<AttentionResidual> {
@@ -51,7 +56,7 @@ struct AttentionResidual : torch::autograd::Function<AttentionResidual> {
                             const at::Tensor& norm_weight, const at::Tensor& norm_bias,
                             const at::Tensor& qkv_weight, const at::Tensor& qkv_bias,
                             const at::Tensor& proj_weight, const at::Tensor& proj_bias,
-                            const Call& call) {
+                            at::TensorList adapters, const Call& call) {
     const std::int64_t num_samples = x.size(0), length = x.size(1), width = x.size(2),
                        num_rows = num_samples * length, qkv_width = qkv_weight.size(0);
     const bool has_norm = ops::present(norm_weight);
@@ -65,6 +70,7 @@ struct AttentionResidual : torch::autograd::Function<AttentionResidual> {
     }
     at::Tensor qkv = ops::make_floats({num_samples, length, qkv_width}, x);
     ops::linear(norm, qkv_weight, qkv.view({num_rows, qkv_width}), 0.0);
+    call.qkv_adapters.add(norm, qkv.view({num_rows, qkv_width}));
     if (!call.wants_grad || !call.keep_norm || !has_norm) norm = at::Tensor();
     at::Tensor y = ops::make_floats({num_samples, length, proj_weight.size(1)}, x);
     at::Tensor softmax = ops::make_floats({num_samples, call.params.num_heads, 2, length}, x);
@@ -80,22 +86,11 @@ struct AttentionResidual : torch::autograd::Function<AttentionResidual> {
     // it.
     if (call.kept_type) round_to(out, *call.kept_type);
     if (call.wants_grad) {
-      save(ctx,
-           {x,
-            norm_weight,
-            norm_bias,
-            qkv_weight,
-            qkv_bias,
-            proj_weight,
-            proj_bias,
-            {},
-            {},
-            norm,
-            qkv,
-            y,
-            {},
-            call.params.key_mask},
-           mean, rstd, softmax, call);
+      variable_list tensors = {
+          x,  norm_weight, norm_bias, qkv_weight, qkv_bias, proj_weight, proj_bias,
+          {}, {},          norm,      qkv,        y,        {},          call.params.key_mask};
+      tensors.insert(tensors.end(), adapters.begin(), adapters.end());
+      save(ctx, std::move(tensors), mean, rstd, softmax, call);
     }
     return out;
   }
@@ -107,8 +102,10 @@ struct AttentionResidual : torch::autograd::Function<AttentionResidual> {
     if (call.residual_dropout_p == 0.0) {
       ops::add_bias(x, bias, out);
       ops::linear(y_rows, weight, out, 1.0);
+      call.proj_adapters.add(y_rows, out);
     } else {
       ops::linear(y_rows, weight, out, 0.0);
+      call.proj_adapters.add(y_rows, out);
       ops::dropout_add(ops::dropout_from_seed(call.residual_dropout_p,
                                               static_cast<std::uint64_t>(call.residual_seed)),
                        out, bias, x, out);
@@ -125,7 +122,27 @@ struct AttentionResidual : torch::autograd::Function<AttentionResidual> {
     call.params.keep(ctx->saved_data);
     ctx->saved_data["residual_seed"] = call.residual_seed;
     ctx->saved_data["residual_dropout_p"] = call.residual_dropout_p;
+    call.qkv_adapters.keep(ctx->saved_data, "qkv_adapters");
+    call.proj_adapters.keep(ctx->saved_data, "proj_adapters");
   }
+
+  // The adapters of both layers again, and where their gradients go.
+  struct Adapters {
+    Adapters(AutogradContext* ctx, const variable_list& saved)
+        : qkv(ctx->saved_data, "qkv_adapters", at::TensorList(saved).slice(kAdapters)),
+          proj(ctx->saved_data, "proj_adapters",
+               at::TensorList(saved).slice(kAdapters + qkv.num_tensors())) {
+      for (std::size_t i = 0; i < qkv.num_tensors() + proj.num_tensors(); ++i) {
+        const ops::ParameterGrad gradient(saved[kAdapters + i],
+                                          ctx->needs_input_grad(kNumWeights + i));
+        (i < qkv.num_tensors() ? qkv_gradients : proj_gradients).push_back(gradient);
+        returned.push_back(gradient.returned);
+      }
+    }
+    ops::LowRankCall qkv, proj;
+    std::vector<ops::ParameterGrad> qkv_gradients, proj_gradients;
+    variable_list returned;
+  };
 
   static variable_list backward(AutogradContext* ctx, variable_list grads) {
     ops::check_differentiated_once("attention_residual");
@@ -138,26 +155,12 @@ struct AttentionResidual : torch::autograd::Function<AttentionResidual> {
                        num_rows = num_samples * length, y_width = saved[kProjWeight].size(1);
     const at::Tensor dout_rows = dout.view({num_rows, width}),
                      x_rows = saved[kX].view({num_rows, width});
-    variable_list result(8);
+    const Adapters adapters(ctx, saved);
+    variable_list result(kNumWeights);
+    result.insert(result.end(), adapters.returned.begin(), adapters.returned.end());
+    result.emplace_back();  // of the call
     at::Tensor dy = ops::make_floats({num_samples, length, y_width}, dout);
-    {
-      at::Tensor d = dout_rows;  // before dropout
-      const double p = ctx->saved_data["residual_dropout_p"].toDouble();
-      if (p != 0.0) {
-        d = at::empty_like(dout_rows);
-        const auto seed = static_cast<std::uint64_t>(ctx->saved_data["residual_seed"].toInt());
-        ops::dropout_add(ops::dropout_from_seed(p, seed), dout_rows, {}, {}, d);
-      }
-      const ops::ParameterGrad dbias(saved[kProjBias], ctx->needs_input_grad(kProjBias));
-      if (dbias.wanted()) ops::column_sums(d, dbias.gradient, dbias.accumulate);
-      const ops::ParameterGrad dweight(saved[kProjWeight], ctx->needs_input_grad(kProjWeight));
-      if (dweight.wanted())
-        ops::linear_grad_weight(d, saved[kY].view({num_rows, y_width}), dweight.gradient,
-                                dweight.beta());
-      result[kProjBias] = dbias.returned;
-      result[kProjWeight] = dweight.returned;
-      ops::linear_grad_input(d, saved[kProjWeight], dy.view({num_rows, y_width}));
-    }
+    projection_grads(ctx, saved, adapters, dout_rows, dy.view({num_rows, y_width}), result);
     const bool has_norm = ops::present(saved[kNormWeight]);
     at::Tensor norm = has_norm ? saved[kNorm] : x_rows;
     const auto make_norm = [&] {
@@ -168,24 +171,24 @@ struct AttentionResidual : torch::autograd::Function<AttentionResidual> {
     };
     at::Tensor half_qkv = ops::take_out(ctx->saved_data, "qkv");
     if (!saved[kQkv].defined() && !half_qkv.defined()) make_norm();
-    const at::Tensor dqkv = attention_grad(ctx, saved, std::move(half_qkv), norm, dy);
+    const at::Tensor dqkv = attention_grad(ctx, saved, adapters.qkv, std::move(half_qkv), norm, dy);
     const at::Tensor dqkv_rows = dqkv.view({num_rows, saved[kQkvWeight].size(0)});
     saved[kY] = at::Tensor();
-    make_norm();  // as late as it can be: attention needs the most memory
-    {
-      const ops::ParameterGrad dbias(saved[kQkvBias], ctx->needs_input_grad(kQkvBias));
-      if (dbias.wanted()) ops::column_sums(dqkv_rows, dbias.gradient, dbias.accumulate);
-      const ops::ParameterGrad dweight(saved[kQkvWeight], ctx->needs_input_grad(kQkvWeight));
-      if (dweight.wanted())
-        ops::linear_grad_weight(dqkv_rows, norm, dweight.gradient, dweight.beta());
-      result[kQkvBias] = dbias.returned;
-      result[kQkvWeight] = dweight.returned;
-    }
+    const ops::ParameterGrad dqkv_weight(saved[kQkvWeight], ctx->needs_input_grad(kQkvWeight));
+    // As late as it can be: attention needs the most memory.
+    if (dqkv_weight.wanted() || !adapters.qkv.empty()) make_norm();
+    if (dqkv_weight.wanted())
+      ops::linear_grad_weight(dqkv_rows, norm, dqkv_weight.gradient, dqkv_weight.beta());
+    result[kQkvWeight] = dqkv_weight.returned;
+    result[kQkvBias] = bias_grad(ctx, saved, kQkvBias, dqkv_rows);
+    adapters.qkv.add_gradients(norm, dqkv_rows, adapters.qkv_gradients);
+    if (!needs_gradient_of_input(ctx)) return result;
     // What was the gradient of the heads becomes that of x.
     at::Tensor dx =
         y_width == width ? std::move(dy) : ops::make_floats({num_samples, length, width}, dout);
     const at::Tensor dx_rows = dx.view({num_rows, width});
     ops::linear_grad_input(dqkv_rows, saved[kQkvWeight], dx_rows);
+    adapters.qkv.add_input_gradient(dqkv_rows, dx_rows);
     if (ctx->needs_input_grad(kX)) result[kX] = dx;
     if (!has_norm) {
       if (!dx.is_meta()) dx.add_(dout);
@@ -200,11 +203,44 @@ struct AttentionResidual : torch::autograd::Function<AttentionResidual> {
     return result;
   }
 
+  static at::Tensor bias_grad(AutogradContext* ctx, const variable_list& saved, Saved bias,
+                              const at::Tensor& d) {
+    const ops::ParameterGrad dbias(saved[bias], ctx->needs_input_grad(bias));
+    if (dbias.wanted()) ops::column_sums(d, dbias.gradient, dbias.accumulate);
+    return dbias.returned;
+  }
+
+  // Of the last layer; dy becomes the gradient of what it is given.
+  static void projection_grads(AutogradContext* ctx, const variable_list& saved,
+                               const Adapters& adapters, const at::Tensor& dout,
+                               const at::Tensor& dy, variable_list& result) {
+    at::Tensor d = dout;  // before dropout
+    const double p = ctx->saved_data["residual_dropout_p"].toDouble();
+    if (p != 0.0) {
+      d = at::empty_like(dout);
+      const auto seed = static_cast<std::uint64_t>(ctx->saved_data["residual_seed"].toInt());
+      ops::dropout_add(ops::dropout_from_seed(p, seed), dout, {}, {}, d);
+    }
+    const at::Tensor y = saved[kY].view(dy.sizes());
+    result[kProjBias] = bias_grad(ctx, saved, kProjBias, d);
+    const ops::ParameterGrad dweight(saved[kProjWeight], ctx->needs_input_grad(kProjWeight));
+    if (dweight.wanted()) ops::linear_grad_weight(d, y, dweight.gradient, dweight.beta());
+    result[kProjWeight] = dweight.returned;
+    ops::linear_grad_input(d, saved[kProjWeight], dy);
+    adapters.proj.add_input_gradient(d, dy);
+    adapters.proj.add_gradients(y, d, adapters.proj_gradients);
+  }
+
+  static bool needs_gradient_of_input(AutogradContext* ctx) {
+    return ctx->needs_input_grad(kX) || ctx->needs_input_grad(kNormWeight) ||
+           ctx->needs_input_grad(kNormBias);
+  }
+
   // Turns qkv back, or computes it again where it was not kept; its memory then becomes the
   // gradient's.
   static at::Tensor attention_grad(AutogradContext* ctx, const variable_list& saved,
-                                   at::Tensor half_qkv, const at::Tensor& norm,
-                                   const at::Tensor& dy) {
+                                   const ops::LowRankCall& adapters, at::Tensor half_qkv,
+                                   const at::Tensor& norm, const at::Tensor& dy) {
     const ops::AttentionParams params(ctx->saved_data, saved[kKeyMask]);
     at::Tensor qkv = saved[kQkv], dqkv;
     if (qkv.defined()) {
@@ -216,6 +252,7 @@ struct AttentionResidual : torch::autograd::Function<AttentionResidual> {
       const std::int64_t qkv_width = saved[kQkvWeight].size(0);
       qkv = dqkv = ops::make_floats({dy.size(0), dy.size(1), qkv_width}, dy);
       ops::linear(norm, saved[kQkvWeight], qkv.view({norm.size(0), qkv_width}), 0.0);
+      adapters.add(norm, qkv.view({norm.size(0), qkv_width}));
       ops::round_as_kept(ctx->saved_data, qkv, qkv.numel());
     }
     ops::attention_backward(params, qkv, saved[kQkvBias], saved[kY], saved[kSoftmax], dy, dqkv);
@@ -243,15 +280,22 @@ void check_weights(const at::Tensor& x, const AttentionWeights& weights,
 at::Tensor attention_residual(const at::Tensor& x, const AttentionWeights& weights,
                               const BlockOptions& options) {
   check_weights(x, weights, options);
+  const ops::LowRankCall qkv_adapters(weights.qkv_adapters, options.adapter_scale,
+                                      options.adapter_dropout_p),
+      proj_adapters(weights.proj_adapters, options.adapter_scale, options.adapter_dropout_p);
+  qkv_adapters.check(weights.qkv_weight.size(1), weights.qkv_weight.size(0), "qkv");
+  proj_adapters.check(weights.proj_weight.size(1), weights.proj_weight.size(0), "proj");
   if (!ops::has_kernels(x) || ops::is_autocast(x)) {
     const at::Tensor norm = weights.norm_weight.defined()
                                 ? headroom::norm(options.norm, x, weights.norm_weight,
                                                  weights.norm_bias, options.norm_eps)
                                 : x;
-    const at::Tensor qkv = ops::plain_linear(norm, weights.qkv_weight, weights.qkv_bias);
+    const at::Tensor qkv =
+        qkv_adapters.add_plain(norm, ops::plain_linear(norm, weights.qkv_weight, weights.qkv_bias));
     const at::Tensor y = attention(qkv, options.num_heads, options.attention);
-    return x + dropout(ops::plain_linear(y, weights.proj_weight, weights.proj_bias),
-                       options.residual_dropout_p);
+    const at::Tensor added =
+        proj_adapters.add_plain(y, ops::plain_linear(y, weights.proj_weight, weights.proj_bias));
+    return x + dropout(added, options.residual_dropout_p);
   }
   Call call{ops::AttentionParams(options.num_heads, options.attention, x)};
   call.norm = options.norm;
@@ -260,14 +304,23 @@ at::Tensor attention_residual(const at::Tensor& x, const AttentionWeights& weigh
       static_cast<std::int64_t>(ops::draw_dropout(options.residual_dropout_p).seed);
   call.norm_eps = options.norm_eps;
   call.kept_type = kept_type();
-  call.keep_norm = options.keep < BlockKeep::kNoGeluNorms;
   call.keep_qkv = options.keep < BlockKeep::kNoGeluNormsQkv;
+  // Backward reads it for the gradients of the layer's weights, and to make qkv again.
+  call.keep_norm = options.keep < BlockKeep::kNoGeluNorms &&
+                   (weights.qkv_weight.requires_grad() || !qkv_adapters.empty() || !call.keep_qkv);
+  call.qkv_adapters = qkv_adapters;
+  call.proj_adapters = proj_adapters;
+  std::vector<at::Tensor> adapters;
+  qkv_adapters.append_to(adapters);
+  proj_adapters.append_to(adapters);
   call.wants_grad = ops::wants_grad({x, weights.norm_weight, weights.norm_bias, weights.qkv_weight,
-                                     weights.qkv_bias, weights.proj_weight, weights.proj_bias});
+                                     weights.qkv_bias, weights.proj_weight, weights.proj_bias}) ||
+                    ops::wants_grad(adapters);
   return AttentionResidual::apply(
       x.contiguous(), ops::or_empty(weights.norm_weight, x), ops::or_empty(weights.norm_bias, x),
       weights.qkv_weight.contiguous(), ops::or_empty(weights.qkv_bias, x),
-      weights.proj_weight.contiguous(), ops::or_empty(weights.proj_bias, x), call);
+      weights.proj_weight.contiguous(), ops::or_empty(weights.proj_bias, x),
+      at::TensorList(adapters), call);
 }
 
 }  // namespace headroom

@@ -40,7 +40,8 @@ class LinearFunction : public torch::autograd::Function<LinearFunction> {
  public:
   static at::Tensor forward(AutogradContext* context, const at::Tensor& x, const at::Tensor& weight,
                             const at::Tensor& bias) {
-    context->save_for_backward({x, weight, bias});
+    // Of frozen weights no gradient needs x.
+    context->save_for_backward({weight.requires_grad() ? x : at::Tensor(), weight, bias});
     context->saved_data["x_needs_grad"] = x.requires_grad();
     return ops::present(bias) ? at::addmm(bias, x, weight.t()) : x.mm(weight.t());
   }

@@ -2,6 +2,7 @@
 
 #include <headroom/core/error.h>
 
+#include "ops/low_rank.h"
 #include "ops/once.h"
 #include "ops/passes.h"
 #include "ops/plain.h"
@@ -68,9 +69,12 @@ struct Call {
   Residual residual = Residual::kNone;
   bool wants_grad = false, keep_norm = true, keep_hidden = true, keep_activation = true;
   std::optional<at::ScalarType> kept_type;
+  ops::LowRankCall hidden_adapters, out_adapters;
 };
 
-// The first seven are the tensors that autograd knows, in its order.
+// The first seven are the tensors that autograd knows, in its order; after them it knows those of
+// the adapters, which are saved last.
+constexpr std::size_t kNumWeights = 7;
 enum Saved {
   kX,
   kNormWeight,
@@ -83,7 +87,8 @@ enum Saved {
   kRstd,
   kNorm,
   kHidden,
-  kActivation
+  kActivation,
+  kAdapters
 };
 
 // The wide layer goes through in pieces of about a thousand rows: what is not kept exists for one
@@ -114,7 +119,7 @@ struct Mlp : torch::autograd::Function<Mlp> {
                             const at::Tensor& norm_weight, const at::Tensor& norm_bias,
                             const at::Tensor& hidden_weight, const at::Tensor& hidden_bias,
                             const at::Tensor& out_weight, const at::Tensor& out_bias,
-                            const Call& call) {
+                            at::TensorList adapters, const Call& call) {
     const std::int64_t width = x.size(-1), hidden_width = hidden_weight.size(0),
                        num_rows = width == 0 ? 0 : x.numel() / width;
     const Pieces pieces(num_rows);
@@ -163,6 +168,7 @@ struct Mlp : torch::autograd::Function<Mlp> {
                                  ? piece(active, active_piece, begin, count)
                                  : call.activation.within(h);
         ops::linear(normed, hidden_weight, h, 0.0);
+        call.hidden_adapters.add(normed, h, begin);
         if (halves) convert_out(h, half_hidden.narrow(0, begin, count));
         call.activation.forward(h, hidden_bias, a);
         add_output(a, out_weight, out_bias, call.residual == Residual::kNorm ? normed : in, call,
@@ -170,18 +176,11 @@ struct Mlp : torch::autograd::Function<Mlp> {
       }
     }
     if (wants) {
-      ctx->save_for_backward({x,
-                              norm_weight,
-                              norm_bias,
-                              hidden_weight,
-                              hidden_bias,
-                              out_weight,
-                              out_bias,
-                              {},
-                              {},
-                              norm,
-                              hidden,
-                              active});
+      variable_list tensors = {x,           norm_weight, norm_bias, hidden_weight,
+                               hidden_bias, out_weight,  out_bias,  {},
+                               {},          norm,        hidden,    active};
+      tensors.insert(tensors.end(), adapters.begin(), adapters.end());
+      ctx->save_for_backward(std::move(tensors));
       ops::keep_exact(ctx->saved_data, "mean", mean);
       ops::keep_exact(ctx->saved_data, "rstd", rstd);
       ops::keep_exact(ctx->saved_data, "hidden", half_hidden);
@@ -191,6 +190,8 @@ struct Mlp : torch::autograd::Function<Mlp> {
       ctx->saved_data["residual"] = static_cast<std::int64_t>(call.residual);
       ctx->saved_data["dropout_p"] = call.dropout_p;
       ctx->saved_data["seed"] = call.seed;
+      call.hidden_adapters.keep(ctx->saved_data, "hidden_adapters");
+      call.out_adapters.keep(ctx->saved_data, "out_adapters");
     }
     return out;
   }
@@ -203,9 +204,11 @@ struct Mlp : torch::autograd::Function<Mlp> {
     if (has_residual && call.dropout_p == 0.0) {
       ops::add_bias(x, bias, out);
       ops::linear(active, weight, out, 1.0);
+      call.out_adapters.add(active, out, first_row);
       return;
     }
     ops::linear(active, weight, out, 0.0);
+    call.out_adapters.add(active, out, first_row);
     if (call.dropout_p != 0.0) {
       const kernels::Dropout dropout =
           ops::dropout_from_seed(call.dropout_p, static_cast<std::uint64_t>(call.seed));
@@ -214,6 +217,24 @@ struct Mlp : torch::autograd::Function<Mlp> {
       ops::add_bias(out, bias, out);
     }
   }
+
+  // The adapters of both layers again, and where their gradients go.
+  struct Adapters {
+    Adapters(AutogradContext* ctx, const variable_list& saved)
+        : hidden(ctx->saved_data, "hidden_adapters", at::TensorList(saved).slice(kAdapters)),
+          out(ctx->saved_data, "out_adapters",
+              at::TensorList(saved).slice(kAdapters + hidden.num_tensors())) {
+      for (std::size_t i = 0; i < hidden.num_tensors() + out.num_tensors(); ++i) {
+        const ops::ParameterGrad gradient(saved[kAdapters + i],
+                                          ctx->needs_input_grad(kNumWeights + i));
+        (i < hidden.num_tensors() ? hidden_gradients : out_gradients).push_back(gradient);
+        returned.push_back(gradient.returned);
+      }
+    }
+    ops::LowRankCall hidden, out;
+    std::vector<ops::ParameterGrad> hidden_gradients, out_gradients;
+    variable_list returned;
+  };
 
   static variable_list backward(AutogradContext* ctx, variable_list grads) {
     ops::check_differentiated_once("mlp");
@@ -231,23 +252,30 @@ struct Mlp : torch::autograd::Function<Mlp> {
       const auto seed = static_cast<std::uint64_t>(ctx->saved_data["seed"].toInt());
       ops::dropout_add(ops::dropout_from_seed(p, seed), dout_rows, {}, {}, d);
     }
-    variable_list result(8);
+    const Adapters adapters(ctx, saved);
+    variable_list result(kNumWeights);
+    result.insert(result.end(), adapters.returned.begin(), adapters.returned.end());
+    result.emplace_back();  // of the call
     const ops::ParameterGrad dbias(saved[kOutBias], ctx->needs_input_grad(kOutBias));
     if (dbias.wanted()) ops::column_sums(d, dbias.gradient, dbias.accumulate);
     result[kOutBias] = dbias.returned;
-    at::Tensor dx = at::empty_like(dout);
-    const at::Tensor dx_rows = dx.view({num_rows, width});
-    hidden_grads(ctx, saved, rows, d, dx_rows, result);
+    const bool needs_input = ctx->needs_input_grad(kX) || ctx->needs_input_grad(kNormWeight) ||
+                             ctx->needs_input_grad(kNormBias);
+    at::Tensor dx = needs_input ? at::empty_like(dout) : at::Tensor();
+    const at::Tensor dx_rows = needs_input ? dx.view({num_rows, width}) : dx;
+    hidden_grads(ctx, saved, adapters, rows, d, dx_rows, result);
+    if (!needs_input) return result;
     d = at::Tensor();
     finish_input_grad(ctx, saved, rows, dout_rows, dx_rows, result);
     if (ctx->needs_input_grad(kX)) result[kX] = dx;
     return result;
   }
 
-  // Writes the gradients of both weights and of the hidden bias, and into `dx` the gradient of what
-  // the hidden layer is given.
-  static void hidden_grads(AutogradContext* ctx, const variable_list& saved, const at::Tensor& rows,
-                           const at::Tensor& d, const at::Tensor& dx, variable_list& result) {
+  // Writes the gradients of both weights, of the hidden bias and of the adapters, and into `dx`,
+  // where it is defined, the gradient of what the hidden layer is given.
+  static void hidden_grads(AutogradContext* ctx, const variable_list& saved,
+                           const Adapters& adapters, const at::Tensor& rows, const at::Tensor& d,
+                           const at::Tensor& dx, variable_list& result) {
     const Activation activation{ctx->saved_data["gated"].toBool(),
                                 static_cast<GeluKind>(ctx->saved_data["gelu"].toInt())};
     const ops::ParameterGrad dhidden_weight(saved[kHiddenWeight],
@@ -267,42 +295,51 @@ struct Mlp : torch::autograd::Function<Mlp> {
     const std::int64_t most = std::min(num_rows, pieces.rows);
     const bool has_norm = ops::present(saved[kNormWeight]);
     const at::Tensor dhidden = ops::make_floats({most, hidden_width}, d);
-    const at::Tensor norm_piece =
-        has_norm && !saved[kNorm].defined() ? ops::make_floats({most, width}, d) : at::Tensor();
+    const at::Tensor half_hidden = ops::take_out(ctx->saved_data, "hidden");
+    const bool reads_norm = dhidden_weight.wanted() || !adapters.hidden.empty() ||
+                            (!saved[kHidden].defined() && !half_hidden.defined()),
+               reads_active = dout_weight.wanted() || !adapters.out.empty();
+    const bool makes_norm = has_norm && reads_norm && !saved[kNorm].defined();
+    const at::Tensor norm_piece = makes_norm ? ops::make_floats({most, width}, d) : at::Tensor();
     const at::Tensor hidden_piece =
         saved[kHidden].defined() ? at::Tensor() : ops::make_floats({most, hidden_width}, d);
     // Where the hidden layer is in a buffer of ours, its activation takes its place.
     const bool reuses = !saved[kHidden].defined() && !saved[kActivation].defined();
     const at::Tensor active_piece =
-        saved[kActivation].defined() || reuses
+        saved[kActivation].defined() || reuses || !reads_active
             ? at::Tensor()
             : ops::make_floats({most, activation.width(hidden_width)}, d);
-    const at::Tensor half_hidden = ops::take_out(ctx->saved_data, "hidden");
     for (std::int64_t begin = 0; begin < num_rows; begin += pieces.rows) {
       const std::int64_t count = std::min(pieces.rows, num_rows - begin);
       const at::Tensor d_piece = d.narrow(0, begin, count), dh = dhidden.narrow(0, 0, count);
       at::Tensor normed = rows.narrow(0, begin, count);
-      if (has_norm) {
+      if (has_norm && reads_norm) {
         normed = piece(saved[kNorm], norm_piece, begin, count);
-        if (!saved[kNorm].defined()) {
+        if (makes_norm) {
           ops::layer_norm_apply(rows.narrow(0, begin, count), saved[kNormWeight], saved[kNormBias],
                                 part(saved[kMean], begin, count), part(saved[kRstd], begin, count),
                                 normed);
         }
       }
       const at::Tensor h = piece(saved[kHidden], hidden_piece, begin, count);
-      const at::Tensor a =
-          reuses ? activation.within(h) : piece(saved[kActivation], active_piece, begin, count);
+      const at::Tensor a = !reads_active ? at::Tensor()
+                           : reuses      ? activation.within(h)
+                                         : piece(saved[kActivation], active_piece, begin, count);
       if (half_hidden.defined()) {
         convert_out(half_hidden.narrow(0, begin, count), h);
       } else if (!saved[kHidden].defined()) {
         ops::linear(normed, saved[kHiddenWeight], h, 0.0);
+        adapters.hidden.add(normed, h, begin);
         ops::round_as_kept(ctx->saved_data, h, num_rows * hidden_width);
       }
-      ops::linear_grad_input(d_piece, saved[kOutWeight], activation.within(dh));
+      const at::Tensor da = activation.within(dh);
+      ops::linear_grad_input(d_piece, saved[kOutWeight], da);
+      adapters.out.add_input_gradient(d_piece, da, begin);
       activation.backward(h, saved[kHiddenBias], dh,
                           saved[kActivation].defined() ? at::Tensor() : a, dhidden_bias.gradient,
                           begin != 0 || dhidden_bias.accumulate);
+      adapters.out.add_gradients(a, d_piece, adapters.out_gradients, begin);
+      adapters.hidden.add_gradients(normed, dh, adapters.hidden_gradients, begin);
       if (dout_weight.wanted())
         ops::linear_grad_weight(d_piece, a, dout_weight.gradient,
                                 begin == 0 ? dout_weight.beta() : 1.0);
@@ -310,7 +347,10 @@ struct Mlp : torch::autograd::Function<Mlp> {
         ops::linear_grad_weight(dh, normed, dhidden_weight.gradient,
                                 begin == 0 ? dhidden_weight.beta() : 1.0);
       }
-      ops::linear_grad_input(dh, saved[kHiddenWeight], dx.narrow(0, begin, count));
+      if (!dx.defined()) continue;
+      const at::Tensor dx_piece = dx.narrow(0, begin, count);
+      ops::linear_grad_input(dh, saved[kHiddenWeight], dx_piece);
+      adapters.hidden.add_input_gradient(dh, dx_piece, begin);
     }
   }
 
@@ -353,16 +393,24 @@ at::Tensor run(const at::Tensor& x, const MlpWeights& weights, const BlockOption
                Residual residual) {
   const Activation activation{options.gated, options.gelu};
   check_weights(x, weights, activation);
+  const ops::LowRankCall hidden_adapters(weights.hidden_adapters, options.adapter_scale,
+                                         options.adapter_dropout_p),
+      out_adapters(weights.out_adapters, options.adapter_scale, options.adapter_dropout_p);
+  hidden_adapters.check(weights.hidden_weight.size(1), weights.hidden_weight.size(0), "hidden");
+  out_adapters.check(weights.out_weight.size(1), weights.out_weight.size(0), "out");
   if (!ops::has_kernels(x) || ops::is_autocast(x)) {
     const at::Tensor norm = weights.norm_weight.defined()
                                 ? headroom::norm(options.norm, x, weights.norm_weight,
                                                  weights.norm_bias, options.norm_eps)
                                 : x;
-    const at::Tensor hidden = ops::plain_linear(norm, weights.hidden_weight, weights.hidden_bias);
+    const at::Tensor hidden = hidden_adapters.add_plain(
+        norm, ops::plain_linear(norm, weights.hidden_weight, weights.hidden_bias));
     const at::Tensor active =
         options.gated ? ops::plain_swiglu(hidden) : ops::plain_gelu(hidden, options.gelu);
-    const at::Tensor out = dropout(ops::plain_linear(active, weights.out_weight, weights.out_bias),
-                                   options.residual_dropout_p);
+    const at::Tensor out =
+        dropout(out_adapters.add_plain(
+                    active, ops::plain_linear(active, weights.out_weight, weights.out_bias)),
+                options.residual_dropout_p);
     return residual == Residual::kNone ? out : (residual == Residual::kNorm ? norm : x) + out;
   }
   Call call;
@@ -373,16 +421,25 @@ at::Tensor run(const at::Tensor& x, const MlpWeights& weights, const BlockOption
   call.norm_eps = options.norm_eps;
   call.kept_type = kept_type();
   call.residual = residual;
-  call.keep_activation = options.keep < BlockKeep::kNoGelu;
-  call.keep_norm = options.keep < BlockKeep::kNoGeluNorms;
+  // Backward reads them for the gradients of the layers' weights.
+  call.keep_activation = options.keep < BlockKeep::kNoGelu &&
+                         (weights.out_weight.requires_grad() || !out_adapters.empty());
+  call.keep_norm = options.keep < BlockKeep::kNoGeluNorms &&
+                   (weights.hidden_weight.requires_grad() || !hidden_adapters.empty());
   call.keep_hidden = options.keep < BlockKeep::kAttention;
+  call.hidden_adapters = hidden_adapters;
+  call.out_adapters = out_adapters;
+  std::vector<at::Tensor> adapters;
+  hidden_adapters.append_to(adapters);
+  out_adapters.append_to(adapters);
   call.wants_grad =
       ops::wants_grad({x, weights.norm_weight, weights.norm_bias, weights.hidden_weight,
-                       weights.hidden_bias, weights.out_weight, weights.out_bias});
+                       weights.hidden_bias, weights.out_weight, weights.out_bias}) ||
+      ops::wants_grad(adapters);
   return Mlp::apply(x.contiguous(), ops::or_empty(weights.norm_weight, x),
                     ops::or_empty(weights.norm_bias, x), weights.hidden_weight.contiguous(),
                     ops::or_empty(weights.hidden_bias, x), weights.out_weight.contiguous(),
-                    ops::or_empty(weights.out_bias, x), call);
+                    ops::or_empty(weights.out_bias, x), at::TensorList(adapters), call);
 }
 
 }  // namespace

@@ -104,6 +104,9 @@ class SizeCosts {
   SizeCosts(MicroBatchCosts costs, const SolverOptions& options)
       : input_bytes(costs.input_bytes),
         appearing_bytes(appearing_gradients(costs.chain)),
+        prepare_ns(costs.prepare_ns),
+        prepare_bytes(costs.prepare_bytes),
+        least_time_ns(costs.prepare_ns),
         chain_(std::move(costs.chain)),
         options_(options) {
     validate(chain_);
@@ -135,7 +138,9 @@ class SizeCosts {
 
   std::int64_t input_bytes;
   std::int64_t appearing_bytes;  ///< gradients at the end of backward
-  std::int64_t least_time_ns = 0;
+  std::int64_t prepare_ns;
+  std::int64_t prepare_bytes;
+  std::int64_t least_time_ns;
 
  private:
   ChainCosts chain_;
@@ -182,7 +187,7 @@ class Search {
   std::optional<BatchPlan> solve(const Candidate& candidate) {
     const SizeCosts& large = *costs(candidate.split.large, candidate.choice);
     BatchPlan plan = start_plan(candidate.choice, candidate.split.num_steps, large);
-    if (plan.peaks.update_bytes > request_.budget_bytes) return std::nullopt;
+    if (plan.peak_bytes > request_.budget_bytes) return std::nullopt;
     const std::int64_t chain_budget = request_.budget_bytes -
                                       request_.choices[candidate.choice].bytes.total() -
                                       large.input_bytes;
@@ -193,6 +198,7 @@ class Search {
       if (count == 0) continue;
       std::optional<Schedule> schedule = costs(size, candidate.choice)->schedule(chain_budget);
       if (!schedule) return std::nullopt;
+      plan.time_ns = plus(plan.time_ns, times(count, costs(size, candidate.choice)->prepare_ns));
       add({size, count, *std::move(schedule)}, plan);
     }
     return plan;
@@ -215,6 +221,7 @@ class Search {
                       policy.to_string(), size));
     }
     BatchPlan plan = start_plan(choice, num_steps, *found);
+    plan.time_ns = plus(plan.time_ns, times(num_steps, found->prepare_ns));
     add({size, num_steps, schedule_of_policy(found->chain(), policy)}, plan);
     return plan;
   }
@@ -234,8 +241,10 @@ class Search {
                    costs(candidate.split.large - 1, candidate.choice)->smallest_budget_bytes());
     }
     floor.update_bytes = large.appearing_bytes + choice.optimizer_transient_bytes;
-    floor.bytes =
-        choice.bytes.total() + std::max(floor.input_bytes + floor.stage_bytes, floor.update_bytes);
+    floor.prepare_bytes =
+        std::max<std::int64_t>(0, prepare_bytes(candidate.choice, large) - choice.bytes.total());
+    floor.bytes = choice.bytes.total() + std::max({floor.input_bytes + floor.stage_bytes,
+                                                   floor.update_bytes, floor.prepare_bytes});
     return floor;
   }
 
@@ -249,6 +258,12 @@ class Search {
                        [](const StageCosts& stage) { return stage.options.front().fits; });
   }
 
+  /// Of everything, while micro-batches are prepared; 0 where none is.
+  std::int64_t prepare_bytes(std::size_t index, const SizeCosts& large) const {
+    const StaticBytes& bytes = request_.choices[index].bytes;
+    return large.prepare_bytes > 0 ? bytes.total() - bytes.gradients + large.prepare_bytes : 0;
+  }
+
   BatchPlan start_plan(std::size_t index, std::int64_t num_steps, const SizeCosts& large) const {
     const StaticChoice& choice = request_.choices[index];
     BatchPlan plan;
@@ -257,8 +272,10 @@ class Search {
     plan.accumulation_steps = num_steps;
     plan.input_bytes = large.input_bytes;
     plan.time_ns = choice.optimizer_ns;
-    plan.peak_bytes = plan.peaks.update_bytes =
+    plan.peaks.update_bytes =
         choice.bytes.total() + large.appearing_bytes + choice.optimizer_transient_bytes;
+    plan.peaks.forward_bytes = prepare_bytes(index, large);
+    plan.peak_bytes = plan.peaks.largest();
     return plan;
   }
 
@@ -337,11 +354,15 @@ std::string floor_message(const PlanRequest& request, const BudgetFloor& floor) 
   std::string parts = fmt::format(
       "weights {}, gradients {}, optimizer {}", format_bytes(floor.static_bytes.weights),
       format_bytes(floor.static_bytes.gradients), format_bytes(floor.static_bytes.optimizer));
-  const bool update_is_larger = floor.update_bytes > floor.stage_bytes + floor.input_bytes;
-  parts += update_is_larger
-               ? fmt::format(", the update {}", format_bytes(floor.update_bytes))
-               : fmt::format(", one stage {}, inputs {}", format_bytes(floor.stage_bytes),
-                             format_bytes(floor.input_bytes));
+  const std::int64_t stage_bytes = floor.stage_bytes + floor.input_bytes;
+  if (floor.prepare_bytes > std::max(stage_bytes, floor.update_bytes)) {
+    parts += fmt::format(", comparing all samples {}", format_bytes(floor.prepare_bytes));
+  } else if (floor.update_bytes > stage_bytes) {
+    parts += fmt::format(", the update {}", format_bytes(floor.update_bytes));
+  } else {
+    parts += fmt::format(", one stage {}, inputs {}", format_bytes(floor.stage_bytes),
+                         format_bytes(floor.input_bytes));
+  }
   if (floor.static_bytes.slack > 0)
     parts += fmt::format(", slack {}", format_bytes(floor.static_bytes.slack));
   std::vector<Remedy> remedies = request.remedies;

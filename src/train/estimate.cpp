@@ -23,8 +23,8 @@ ZooModel build_shapes(const TrainingArguments& arguments) {
     const ShapeOnlyScope scope;
     return make_requested_model(arguments);
   }();
-  std::vector<at::Tensor> tensors = model.chain.parameters();
-  for (const auto& [name, buffer] : model.chain.named_buffers()) tensors.push_back(buffer);
+  std::vector<at::Tensor> tensors;
+  for (const auto& [name, tensor] : model.chain.named_tensors()) tensors.push_back(tensor);
   MetaSwapScope(tensors).keep();
   return model;
 }

@@ -3,6 +3,7 @@
 #include <headroom/core/error.h>
 #include <headroom/core/random.h>
 #include <headroom/memory/meter.h>
+#include <headroom/model/embedding_loss.h>
 
 #include "train/stop.h"
 
@@ -51,6 +52,12 @@ ExecutorOptions evaluation_options(const RunSettings& settings, StaticPager* pag
     pager->before(stage);
   };
   return options;
+}
+
+std::vector<std::int64_t> samples_from(std::int64_t begin, std::int64_t end) {
+  std::vector<std::int64_t> indices;
+  for (std::int64_t i = begin; i < end; ++i) indices.push_back(i);
+  return indices;
 }
 
 MicroBatch load(const Dataset& data, const std::vector<std::int64_t>& indices) {
@@ -108,25 +115,52 @@ bool Evaluator::is_due(std::int64_t update, double epochs_done) const {
 Evaluator::Sums Evaluator::sum_over(const Share& share, std::int64_t batch) const {
   const torch::NoGradGuard no_grad;
   const EvaluationScope evaluating(chain_);
+  const std::int64_t group =
+      compares_embeddings(chain_) ? std::max(batch, settings_.window_samples()) : batch;
   Sums sums;
-  for (std::int64_t first = share.begin; first < share.end; first += batch) {
+  for (std::int64_t first = share.begin; first < share.end; first += group) {
     if (stop_is_requested()) {
       sums.is_stopped = true;
       break;
     }
-    std::vector<std::int64_t> indices;
-    for (std::int64_t i = first; i < std::min(first + batch, share.end); ++i) indices.push_back(i);
-    const MicroBatch micro = load(*data_, indices);
-    const std::vector<at::Tensor> outputs = executor_.evaluate(micro);
-    sums.loss += outputs.at(0).item<double>();
-    if (outputs.size() > 1) {
-      sums.count_correct += outputs[1].item<std::int64_t>();
-      sums.counts_answers = true;
-    }
-    sums.num_items += micro.num_items;
-    sums.num_samples += micro.num_samples;
+    add_samples(first, std::min(first + group, share.end), batch, sums);
   }
   return sums;
+}
+
+void Evaluator::add_samples(std::int64_t begin, std::int64_t end, std::int64_t batch,
+                            Sums& sums) const {
+  MicroBatch micro;
+  std::vector<at::Tensor> outputs;
+  if (compares_embeddings(chain_)) {
+    outputs = compare_samples(begin, end, batch, micro);
+  } else {
+    micro = load(*data_, samples_from(begin, end));
+    outputs = executor_.evaluate(micro);
+  }
+  sums.loss += outputs.at(0).item<double>();
+  if (outputs.size() > 1) {
+    sums.count_correct += outputs[1].item<std::int64_t>();
+    sums.counts_answers = true;
+  }
+  sums.num_items += micro.num_items;
+  sums.num_samples += micro.num_samples;
+}
+
+std::vector<at::Tensor> Evaluator::compare_samples(std::int64_t begin, std::int64_t end,
+                                                   std::int64_t batch, MicroBatch& counts) const {
+  std::vector<std::vector<at::Tensor>> parts;  // of each embedding, by micro-batch
+  for (std::int64_t first = begin; first < end; first += batch) {
+    const MicroBatch micro = load(*data_, samples_from(first, std::min(first + batch, end)));
+    const std::vector<at::Tensor> embeddings = executor_.forward(micro, chain_.size() - 1);
+    parts.resize(embeddings.size());
+    for (std::size_t i = 0; i < parts.size(); ++i) parts[i].push_back(embeddings[i]);
+    counts.num_samples += micro.num_samples;
+    counts.num_items += micro.num_items;
+  }
+  std::vector<at::Tensor> all;
+  for (std::vector<at::Tensor>& part : parts) all.push_back(at::cat(std::exchange(part, {})));
+  return executor_.evaluate_last(all, counts);
 }
 
 EvalResults Evaluator::run(const RankGroup& ranks, std::int64_t batch) const {

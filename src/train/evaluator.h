@@ -48,7 +48,8 @@ class Evaluator {
   /// Whether the last one is older than this update, the last of the run.
   bool is_due_at_end(std::int64_t update) const { return data_ && last_update_ != update; }
 
-  /// Evaluates `batch` samples at a time; each rank takes its share of the data. Collective. Throws
+  /// Evaluates `batch` samples at a time; each rank takes its share of the data. A loss that
+  /// compares embeddings compares those of a global batch, as in training. Collective. Throws
   /// ConfigError without data, and Stopped on every rank when any was asked to stop.
   EvalResults run(const RankGroup& ranks, std::int64_t batch) const;
   /// The same, as the one after `update`.
@@ -61,6 +62,10 @@ class Evaluator {
  private:
   struct Sums;
   Sums sum_over(const Share& share, std::int64_t batch) const;
+  // The samples from `begin` on, at most `batch` in memory at once.
+  void add_samples(std::int64_t begin, std::int64_t end, std::int64_t batch, Sums& sums) const;
+  std::vector<at::Tensor> compare_samples(std::int64_t begin, std::int64_t end, std::int64_t batch,
+                                          MicroBatch& counts) const;
 
   const RunSettings& settings_;
   Chain chain_;

@@ -9,6 +9,7 @@
 #include "optim/optimizer_table.h"
 #include "plan/page_walk.h"
 
+#include "train/compared_costs.h"
 #include "train/rank_group.h"
 #include "train/stop.h"
 
@@ -67,7 +68,7 @@ class RankPlanner {
         chain_(chain),
         book_(book),
         num_samples_(divide_up(request.window_samples, settings.num_ranks)),
-        fixed_micro_batch_(chain.couples_samples() ? num_samples_ : request.fixed_micro_batch),
+        fixed_micro_batch_(why_whole(chain).empty() ? request.fixed_micro_batch : num_samples_),
         prefetches_(settings.arguments.dataloader_num_workers > 0),
         gradient_bytes_(bytes_of(chain.parameters())),
         optimizer_bytes_(settings.optimizer_bytes(chain)),
@@ -77,7 +78,8 @@ class RankPlanner {
                                             (request.pager != nullptr ? in_memory_now_or_later()
                                              : request.optimizer_is_allocated ? optimizer_bytes_
                                                                               : 0))),
-        remedies_(static_remedies(settings, chain, 2 * gradient_bytes_ + optimizer_bytes_)) {}
+        remedies_(static_remedies(settings, chain, 2 * gradient_bytes_ + optimizer_bytes_)),
+        compared_(chain, settings, book, request.window_samples, num_samples_) {}
 
   RunPlan run() {
     const bool is_optimal =
@@ -165,13 +167,19 @@ class RankPlanner {
                     size, size > 1 ? " or use a smaller micro-batch" : ""));
   }
 
-  MicroBatchCosts costs_of(std::int64_t size, GradientMode gradients) const {
+  MicroBatchCosts costs_of(std::int64_t size, GradientMode gradients) {
     ChainProfile profile = book_.at(size);
     ChainCosts& chain = gradients == GradientMode::kPreallocated ? profile.grads_preallocated
                                                                  : profile.grads_unallocated;
     if (gradients == GradientMode::kUpdatedInBackward)
       chain = with_update_in_backward(std::move(chain));
-    return {std::move(chain), profile.input_bytes * (prefetches_ ? 2 : 1)};
+    MicroBatchCosts costs{std::move(chain), profile.input_bytes * (prefetches_ ? 2 : 1)};
+    return compared_.apply_to(size) ? compared_.of(size, std::move(costs)) : costs;
+  }
+
+  // A size that did not fit when it was measured must not be chosen, whatever the line says.
+  bool may_fit(std::int64_t size) {
+    return book_.may_fit(size) && (!compared_.apply_to(size) || compared_.fit());
   }
 
   StaticChoice choice_of(GradientMode gradients) const {
@@ -180,7 +188,9 @@ class RankPlanner {
     StaticChoice choice;
     choice.gradients = gradients;
     choice.bytes.weights = resident_bytes_;
-    choice.bytes.gradients = gradients == GradientMode::kPreallocated ? gradient_bytes_ : 0;
+    choice.bytes.gradients = gradients == GradientMode::kPreallocated
+                                 ? gradient_bytes_
+                                 : compared_.early_gradient_bytes();
     choice.bytes.optimizer = optimizer_bytes_;
     choice.bytes.slack = request_.slack_bytes;
     choice.optimizer_ns = request_.update_ns.value_or(guessed_ns);
@@ -189,7 +199,7 @@ class RankPlanner {
     return choice;
   }
 
-  PlanRequest search_request(std::int64_t budget_bytes) const {
+  PlanRequest search_request(std::int64_t budget_bytes) {
     PlanRequest search;
     search.budget_bytes = budget_bytes;
     search.num_samples = num_samples_;
@@ -198,8 +208,7 @@ class RankPlanner {
                       choice_of(GradientMode::kPreallocated)};
     search.costs = [this](std::int64_t size,
                           const StaticChoice& choice) -> std::optional<MicroBatchCosts> {
-      // A size that did not fit when it was measured must not be chosen, whatever the line says.
-      if (!book_.may_fit(size)) return std::nullopt;
+      if (!may_fit(size)) return std::nullopt;
       return costs_of(size, choice.gradients);
     };
     search.before_each = throw_if_stopped;
@@ -224,7 +233,7 @@ class RankPlanner {
     }
   }
 
-  PagedRequest paged_request(std::int64_t budget_bytes, const DiskSpeed& disk) const {
+  PagedRequest paged_request(std::int64_t budget_bytes, const DiskSpeed& disk) {
     const std::vector<PageUnit>& units = request_.pager->units();
     PagedRequest paged;
     paged.budget_bytes = budget_bytes;
@@ -237,7 +246,7 @@ class RankPlanner {
     paged.disk = disk;
     paged.costs = [this](std::int64_t size,
                          std::int64_t num_steps) -> std::optional<MicroBatchCosts> {
-      if (!book_.may_fit(size)) return std::nullopt;
+      if (!may_fit(size)) return std::nullopt;
       MicroBatchCosts costs =
           costs_of(size, num_steps == 1 ? GradientMode::kUnallocated : GradientMode::kPreallocated);
       costs.chain = with_gradients_allocated(std::move(costs.chain));
@@ -300,7 +309,7 @@ class RankPlanner {
 
   // Updating inside backward is the last resort: it cannot skip an update whose gradient is not
   // finite, nor undo one.
-  BatchPlan search() const {
+  BatchPlan search() {
     PlanRequest request = search_request(request_.budget_bytes);
     try {
       return make_plan(request);
@@ -398,12 +407,13 @@ class RankPlanner {
                                               : "none";
     plan.costs = costs_of(plan.micro_batch(), plan.batch.gradients).chain;
     plan.option_names = option_names();
-    const std::int64_t weights = bytes_of(weights_of(chain_));
+    const std::int64_t weights = bytes_of(weights_of(chain_)),
+                       cached = compared_.cached_bytes(plan.micro_batch());
     plan.bytes_by_owner = {{"weights", weights},
                            {"gradients", gradient_bytes_},
                            {"optimizer", optimizer_bytes_},
-                           {"inputs", plan.batch.input_bytes},
-                           {"activations", plan.batch.largest().schedule.peak_bytes},
+                           {"inputs", plan.batch.input_bytes - cached},
+                           {"activations", plan.batch.largest().schedule.peak_bytes + cached},
                            {"other", std::max<std::int64_t>(0, resident_bytes_ - weights)}};
     plan.profile_seconds = book_.seconds();
     if (request_.with_alternatives && request_.budget_bytes > 0) add_alternatives(plan);
@@ -424,7 +434,7 @@ class RankPlanner {
     return all;
   }
 
-  void add_alternatives(RunPlan& plan) const {
+  void add_alternatives(RunPlan& plan) {
     for (const std::int64_t budget : {request_.budget_bytes / 2, request_.budget_bytes * 2}) {
       RunPlan::Alternative alternative;
       alternative.budget_bytes = budget;
@@ -442,7 +452,7 @@ class RankPlanner {
     }
   }
 
-  bool add_paged(RunPlan::Alternative& alternative) const {
+  bool add_paged(RunPlan::Alternative& alternative) {
     if (request_.pager == nullptr) return false;
     const std::optional<PagedPlan> found =
         make_paged_plan(paged_request(alternative.budget_bytes, request_.pager->measure_disk()));
@@ -466,28 +476,23 @@ class RankPlanner {
   const std::int64_t scratch_bytes_;
   const std::int64_t resident_bytes_;  // weights, buffers and whatever else stays
   const std::vector<Remedy> remedies_;
+  ComparedCosts compared_;
 };
 
 }  // namespace
 
 void check_split(const Chain& chain, std::int64_t micro_batch, std::int64_t global_batch,
                  std::int64_t num_ranks) {
-  if (!chain.couples_samples()) return;
-  if (num_ranks > 1) {
-    throw ConfigError(
-        fmt::format("{} ranks: the loss of this model compares the samples of a batch with each "
-                    "other, so that ranks with "
-                    "a share of the batch each would train another loss; train on one rank",
-                    num_ranks));
-  }
-  if (micro_batch == 0 || micro_batch >= global_batch) return;
-  throw ConfigError(
-      fmt::format("micro-batches of {} in a global batch of {}: the loss of this model compares "
-                  "the samples of a batch with each other, so that "
-                  "accumulation would train another loss; leave out --gradient_accumulation_steps "
-                  "and --per_device_train_batch_size (a "
-                  "--memory_budget is met by recomputing), or choose a smaller --global_batch_size",
-                  micro_batch, global_batch));
+  const bool is_split = num_ranks > 1 || (micro_batch > 0 && micro_batch < global_batch);
+  const std::string reason = is_split ? why_whole(chain) : std::string();
+  if (reason.empty()) return;
+  throw ConfigError(fmt::format(
+      "{} {} share a global batch of {} whose samples the loss of this model compares, but {}, so "
+      "that parts of the batch would train another loss; train on one rank and leave out "
+      "--gradient_accumulation_steps and --per_device_train_batch_size (a --memory_budget is met "
+      "by recomputing), or choose a smaller --global_batch_size",
+      num_ranks > 1 ? num_ranks : divide_up(global_batch, micro_batch),
+      num_ranks > 1 ? "ranks" : "micro-batches", global_batch, reason));
 }
 
 RunPlan plan_run(const RunPlanRequest& request, const RunSettings& settings, const Chain& chain,

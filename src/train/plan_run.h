@@ -38,14 +38,15 @@ struct RunPlanRequest {
   bool with_alternatives = false;  ///< also say what half and double the budget would give
 };
 
-/// Throws ConfigError when somebody asks for micro-batches below the global batch of a chain that
-/// couples samples, or for several ranks to share it: their losses would not add up to that of the
-/// batch. A micro-batch of 0 asks for nothing.
+/// Throws ConfigError when somebody asks for micro-batches below the global batch, or for several
+/// ranks to share it, and parts of the batch would train another loss than the whole: the chain
+/// couples samples and cannot be split, or it has BatchNorm besides. A micro-batch of 0 asks for
+/// nothing.
 void check_split(const Chain& chain, std::int64_t micro_batch, std::int64_t global_batch,
                  std::int64_t num_ranks);
 
 /// Measures the chain as far as needed and plans for the largest share of a rank. A chain that
-/// couples samples is never split, whatever the request says. Throws BudgetError, with the floor's
+/// cannot be split stays whole, whatever the request says. Throws BudgetError, with the floor's
 /// parts and the remedies, when nothing fits.
 RunPlan plan_run(const RunPlanRequest& request, const RunSettings& settings, const Chain& chain,
                  ProfileBook& book);

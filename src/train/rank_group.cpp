@@ -144,8 +144,8 @@ std::int64_t update_scratch_bytes(const Chain& chain, std::int64_t num_ranks) {
 }
 
 std::vector<at::Tensor> weights_of(const Chain& chain) {
-  std::vector<at::Tensor> tensors = chain.parameters();
-  for (const auto& [name, buffer] : chain.named_buffers()) tensors.push_back(buffer);
+  std::vector<at::Tensor> tensors;
+  for (const auto& [name, tensor] : chain.named_tensors()) tensors.push_back(tensor);
   return tensors;
 }
 

@@ -4,6 +4,7 @@
 #include <headroom/core/log.h>
 #include <headroom/memory/meter.h>
 
+#include <headroom/model/embedding_loss.h>
 #include "execute/static_pager.h"
 
 #include "train/evaluator.h"
@@ -32,9 +33,11 @@ void check_batch(const RunSettings& settings, const Chain& chain, const Dataset&
               std::min(settings.window_samples(), data.size()), settings.num_ranks);
 }
 
-// Paging needs a folder, and one rank: ranks would have to agree on what each of them holds.
+// Paging needs a folder, and one rank: ranks would have to agree on what each of them holds. A loss
+// that compares the samples of a window embeds all of them first, outside of what pages follow.
 std::unique_ptr<StaticPager> make_pager(const RunSettings& settings, const Chain& chain) {
-  if (settings.arguments.spill_dir.empty() || settings.num_ranks > 1) return nullptr;
+  if (settings.arguments.spill_dir.empty() || settings.num_ranks > 1 || compares_embeddings(chain))
+    return nullptr;
   auto pager = std::make_unique<StaticPager>(chain, settings.arguments.spill_dir,
                                              settings.state_bytes_of_parameter());
   if (pager->has_weights_on_disk()) pager->adopt_least();  // the model was made there

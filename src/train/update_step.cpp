@@ -3,6 +3,7 @@
 #include <headroom/core/error.h>
 #include <headroom/core/log.h>
 #include <headroom/data/split.h>
+#include <headroom/model/embedding_loss.h>
 #include <headroom/optim/clip.h>
 #include "execute/non_finite.h"
 
@@ -66,27 +67,31 @@ UpdateStep::UpdateStep(const RunSettings& settings, const Chain& chain, const Da
       scheduler_(*optimizer_, schedule_of(settings, data)),
       scaler_(settings.precision.scales_loss ? GradScalerOptions{} : GradScalerOptions::disabled()),
       pages_(pager, *optimizer_, scaler_, parameters_),
-      executor_(chain,
-                [&] {
-                  ExecutorOptions options = settings.executor_options();
-                  options.before_operation = [this](std::size_t operation) {
-                    if (pages_.is_active()) pages_.before_operation(operation);
-                  };
-                  options.on_operation = [this](std::size_t operation) {
-                    if (pages_.is_active()) pages_.after_operation(operation);
-                    if (hooks_.on_operation) hooks_.on_operation(operation, has_planned_size_);
-                    if (!plans_.plan().updates_in_backward()) throw_if_stopped();
-                  };
-                  return options;
-                }()),
+      summed_loss_(chain, executor_options()),
       loader_(
           [&data](c10::ArrayRef<std::int64_t> indices) {
             const OwnerScope owner(Owner::kInputs);
             return data.load(indices);
           },
-          settings.arguments.dataloader_num_workers > 0) {}
+          settings.arguments.dataloader_num_workers > 0) {
+  if (compares_embeddings(chain))
+    compared_loss_ = std::make_unique<ComparedLoss>(chain, executor_options(), data, ranks);
+}
 
 UpdateStep::~UpdateStep() = default;
+
+ExecutorOptions UpdateStep::executor_options() {
+  ExecutorOptions options = settings_.executor_options();
+  options.before_operation = [this](std::size_t operation) {
+    if (pages_.is_active()) pages_.before_operation(operation);
+  };
+  options.on_operation = [this](std::size_t operation) {
+    if (pages_.is_active()) pages_.after_operation(operation);
+    if (hooks_.on_operation) hooks_.on_operation(operation, has_planned_size_);
+    if (!plans_.plan().updates_in_backward()) throw_if_stopped();
+  };
+  return options;
+}
 
 void UpdateStep::prepare() { pages_.adopt(plans_.plan().paging); }
 
@@ -115,14 +120,35 @@ Update UpdateStep::run(const Window& window) {
 
 ShareReport UpdateStep::compute_gradients(const Window& window) {
   MemoryMeter::instance().reset_peak();
-  const Share share = share_of(window.num_samples(), ranks_.rank(), ranks_.size());
+  const Share places = share_of(window.num_samples(), ranks_.rank(), ranks_.size());
+  const std::vector<std::int64_t> share(window.samples.begin() + places.begin,
+                                        window.samples.begin() + places.end);
+  WindowLoss& loss = loss_of_window();
   failure_ = nullptr;
   ShareReport report;
-  try {
+  attempt(report, [&] {
     throw_if_stopped();
     num_items_ = std::max<std::int64_t>(data_.count_items(window.samples), 1);
-    accumulate({window.samples.begin() + share.begin, window.samples.begin() + share.end}, report);
-    if (report.outcome == ShareOutcome::kDone) make_ready_to_sum(report);
+    loss.prepare(window, [&](const auto& visit) {
+      walk(share, report, [&](const MicroBatch& micro, bool) { visit(micro); });
+    });
+  });
+  if (loss.is_prepared(report.outcome == ShareOutcome::kDone)) {
+    attempt(report, [&] {
+      accumulate(share, loss, report);
+      if (report.outcome == ShareOutcome::kDone) make_ready_to_sum(report);
+    });
+  }
+  keep_peaks();
+  report.shapes = plans_.window_shapes();
+  report.cap_bytes = MemoryMeter::instance().cap();
+  return report;
+}
+
+template <typename Work>
+void UpdateStep::attempt(ShareReport& report, const Work& work) {
+  try {
+    work();
   } catch (const c10::OutOfMemoryError& error) {
     report.outcome = ShareOutcome::kOutOfMemory;
     report.reason = error.what_without_backtrace();
@@ -134,16 +160,18 @@ ShareReport UpdateStep::compute_gradients(const Window& window) {
     report.reason = error.what();
     report.reason.resize(std::min(report.reason.find('\n'), report.reason.size()));
   }
-  keep_peaks();
-  report.shapes = plans_.window_shapes();
-  report.cap_bytes = MemoryMeter::instance().cap();
-  return report;
 }
 
-void UpdateStep::accumulate(const std::vector<std::int64_t>& share, ShareReport& report) {
-  const RunPlan& plan = plans_.plan();
-  const std::vector<std::int64_t> sizes = request_micro_batches(share);
-  if (pages_.is_active()) pages_.start(plan, sizes);
+WindowLoss& UpdateStep::loss_of_window() {
+  const bool is_whole = ranks_.size() == 1 && plans_.plan().num_micro_batches() == 1;
+  if (!compared_loss_ || is_whole) return summed_loss_;
+  return *compared_loss_;
+}
+
+template <typename Work>
+void UpdateStep::walk(const std::vector<std::int64_t>& share, ShareReport& report,
+                      const Work& work) {
+  request_micro_batches(share);
   for (std::size_t done = 0; done < share.size();) {
     const MicroBatch micro = loader_.next();
     if (!plans_.serves(micro, done == 0)) {
@@ -153,28 +181,38 @@ void UpdateStep::accumulate(const std::vector<std::int64_t>& share, ShareReport&
       return;
     }
     done += static_cast<std::size_t>(micro.num_samples);
-    has_planned_size_ = micro.num_samples == plan.micro_batch();
-    if (plan.updates_in_backward() && done == share.size()) update_inside_next_backward();
-    const MicroResult result =
-        executor_.accumulate(micro, plan.batch.operations_for(micro.num_samples),
-                             scaler_.scale_factor() / static_cast<double>(num_items_));
-    report.loss_sum += result.loss_sum;
-    work_.num_forwards += result.num_forwards;
-    work_.num_recomputes += result.num_recomputes;
+    throw_if_stopped();
+    work(micro, done == share.size());
   }
 }
 
-std::vector<std::int64_t> UpdateStep::request_micro_batches(
-    const std::vector<std::int64_t>& samples) {
-  const std::vector<std::int64_t> sizes =
-      balanced_sizes(static_cast<std::int64_t>(samples.size()), plans_.plan().micro_batch());
+void UpdateStep::accumulate(const std::vector<std::int64_t>& share, WindowLoss& loss,
+                            ShareReport& report) {
+  const RunPlan& plan = plans_.plan();
+  if (pages_.is_active()) pages_.start(plan, micro_batch_sizes(share.size()));
+  report.loss_sum = loss.begin(scaler_.scale_factor() / static_cast<double>(num_items_));
+  walk(share, report, [&](const MicroBatch& micro, bool is_last) {
+    has_planned_size_ = micro.num_samples == plan.micro_batch();
+    if (plan.updates_in_backward() && is_last) update_inside_next_backward();
+    const MicroResult result = loss.accumulate(micro, plan.batch.operations_for(micro.num_samples));
+    report.loss_sum += result.loss_sum;
+    work_.num_forwards += result.num_forwards;
+    work_.num_recomputes += result.num_recomputes;
+  });
+  loss.end();
+}
+
+std::vector<std::int64_t> UpdateStep::micro_batch_sizes(std::size_t num_samples) const {
+  return balanced_sizes(static_cast<std::int64_t>(num_samples), plans_.plan().micro_batch());
+}
+
+void UpdateStep::request_micro_batches(const std::vector<std::int64_t>& samples) {
   std::size_t first = 0;
-  for (const std::int64_t size : sizes) {
+  for (const std::int64_t size : micro_batch_sizes(samples.size())) {
     const auto begin = samples.begin() + static_cast<std::ptrdiff_t>(first);
     loader_.request({begin, begin + static_cast<std::ptrdiff_t>(size)});
     first += static_cast<std::size_t>(size);
   }
-  return sizes;
 }
 
 void UpdateStep::update_inside_next_backward() {
@@ -330,6 +368,7 @@ void UpdateStep::abandon(const StepUndo& undo) {
   pages_.abandon();
   if (in_backward_ && in_backward_->armed()) in_backward_->disarm();
   loader_.clear();
+  if (compared_loss_) compared_loss_->end();
   scratch_.reset();
   clear_gradients();
   undo.restore();

@@ -17,6 +17,7 @@
 #include "train/run_settings.h"
 #include "train/step_undo.h"
 #include "train/update.h"
+#include "train/window_loss.h"
 #include "train/window_plans.h"
 #include "train/windows.h"
 
@@ -71,9 +72,18 @@ class UpdateStep {
  private:
   // The gradients of this rank's share of the window, and how that went.
   ShareReport compute_gradients(const Window& window);
-  void accumulate(const std::vector<std::int64_t>& share, ShareReport& report);
-  // Returns their sizes.
-  std::vector<std::int64_t> request_micro_batches(const std::vector<std::int64_t>& samples);
+  // Says in the report how the work went, instead of throwing.
+  template <typename Work>
+  void attempt(ShareReport& report, const Work& work);
+  // Where a batch is in one piece, a loss that compares its samples is like any other.
+  WindowLoss& loss_of_window();
+  // Loads the share's micro-batches one by one and calls work(micro, whether it is the last), until
+  // one needs another plan.
+  template <typename Work>
+  void walk(const std::vector<std::int64_t>& share, ShareReport& report, const Work& work);
+  void accumulate(const std::vector<std::int64_t>& share, WindowLoss& loss, ShareReport& report);
+  std::vector<std::int64_t> micro_batch_sizes(std::size_t num_samples) const;
+  void request_micro_batches(const std::vector<std::int64_t>& samples);
   // Whatever summing needs is allocated before the ranks agree, because afterwards none may fail.
   void make_ready_to_sum(ShareReport& report);
   // Arms the optimizer in backward. A parameter that several stages share is complete after the
@@ -93,6 +103,7 @@ class UpdateStep {
   // Everything as it was before the step.
   void abandon(const StepUndo& undo);
   void keep_peaks();
+  ExecutorOptions executor_options();
 
   const RunSettings& settings_;
   const Chain& chain_;
@@ -108,7 +119,8 @@ class UpdateStep {
   GradScaler scaler_;
   PagedUpdate pages_;
   std::unique_ptr<OptimizerInBackward> in_backward_;  // once a plan updates there
-  Executor executor_;
+  SummedLoss summed_loss_;
+  std::unique_ptr<ComparedLoss> compared_loss_;  // where the chain can split what it compares
   MicroBatchLoader loader_;
 
   std::int64_t num_items_ = 1;     // of the window in progress, over all ranks

@@ -2,6 +2,7 @@
 
 #include <headroom/core/error.h>
 #include <headroom/data/dataset.h>
+#include <headroom/model/embedding_loss.h>
 #include <headroom/model/zoo.h>
 
 #include "model/chain_runs.h"
@@ -57,11 +58,12 @@ TEST(ClipConfig, NamesTheNearestWord) {
 
 TEST(Clip, IsAChainThatCouplesItsSamples) {
   const Chain chain = make_clip(clip_config("clip", kSmall));
-  ASSERT_EQ(chain.size(), 7u);
+  ASSERT_EQ(chain.size(), 8u);
   EXPECT_EQ(chain.stage(1).name(), "vision_block0");
   EXPECT_EQ(chain.stage(5).name(), "text_block0");
   EXPECT_TRUE(chain.runs_without_memory());
   EXPECT_TRUE(chain.couples_samples());
+  EXPECT_TRUE(compares_embeddings(chain));
   EXPECT_FALSE(make_model("vit", "").chain.couples_samples());
   EXPECT_EQ(chain.num_parameters(), num_parameters(clip_config("clip", kSmall)));
 }

@@ -81,7 +81,6 @@ MicroBatch micro_batch(const std::string& family, const Tensors& tensors,
 // What the model says before the loss: its stages but for the last, whose parameters are taken by
 // their published names.
 at::Tensor logits_of(const std::string& family, const Chain& chain, const MicroBatch& micro) {
-  namespace F = torch::nn::functional;
   const torch::NoGradGuard no_grad;
   std::vector<at::Tensor> x = micro.inputs;
   if (family == "clip") x.resize(1);
@@ -115,13 +114,7 @@ at::Tensor logits_of(const std::string& family, const Chain& chain, const MicroB
     return at::linear(norm(x[0].select(1, 0), "vit.layernorm", 1e-6),
                       weights.at("classifier.weight"), weights.at("classifier.bias"));
   }
-  const at::Tensor ends = micro.inputs[2].unsqueeze(2).expand({-1, 1, x[1].size(2)});
-  const at::Tensor end = norm(x[1].gather(1, ends).squeeze(1), "text_model.final_layer_norm", 1e-5);
-  const at::Tensor text = at::linear(end, weights.at("text_projection.weight"));
-  const auto unit = [](const at::Tensor& value) {
-    return F::normalize(value, F::NormalizeFuncOptions().dim(-1));
-  };
-  return at::mm(unit(x[0]), unit(text).t()) * weights.at("logit_scale").exp();
+  return at::mm(x[0], x[1].t()) * weights.at("logit_scale").exp();
 }
 
 TEST_P(PretrainedParity, PyTorchReadsWhatIsSaved) {

@@ -135,7 +135,7 @@ inline BudgetRange budget_range(const RunCase& run, const TrainingArguments& amp
   const RunPlan plan = prepared.trainer->plan();
   const auto& owners = plan.bytes_by_owner;
   std::int64_t fixed =
-      owners.at("weights") + owners.at("optimizer") + owners.at("inputs") + owners.at("other");
+      owners.at("weights") + owners.at("optimizer") + plan.batch.input_bytes + owners.at("other");
   if (plan.num_micro_batches() > 1) fixed += owners.at("gradients");
   const ChainSolver solver(plan.costs);
   const std::int64_t update = plan.batch.peaks.update_bytes;

@@ -95,6 +95,14 @@ INSTANTIATE_TEST_SUITE_P(
             "intermediate_size=128,image_"
             "size=20,length=16,vocab_size=40,projection_dim=16,vision_dropout=0.1,text_dropout=0.1",
             8, 8, "adamw"},
+        RunCase{
+            "clip",
+            "vision_num_hidden_layers=2,vision_num_attention_heads=2,vision_hidden_size=32,vision_"
+            "intermediate_size=64,"
+            "text_num_hidden_layers=2,text_num_attention_heads=2,text_hidden_size=32,text_"
+            "intermediate_size=128,image_"
+            "size=20,length=16,vocab_size=40,projection_dim=16,vision_dropout=0.1,text_dropout=0.1",
+            8, 2, "adamw"},
         RunCase{"mlp", "hidden=64,layers=6", 32, 8, "adamw", /*spills=*/true},
         RunCase{"gpt", "n_layer=4,n_head=2,n_embd=32,block_size=32,vocab_size=64,dropout=0.1", 8, 4,
                 "adamw",
@@ -168,39 +176,6 @@ TEST(Splits, DifferentSplitsAgreeUpToTheOrderOfSums) {
         train({"mlp", "hidden=64,layers=3", 24, micro, "sgd"}, 0, folder.path()).final_loss;
     EXPECT_NEAR(loss, whole, 1e-5 * std::abs(whole)) << "micro-batches of " << micro;
   }
-}
-
-// A contrastive loss compares the samples of a batch: no budget, policy or floor may split it.
-TEST(Splits, ABatchWhoseLossCouplesItsSamplesIsNeverSplit) {
-  set_log_quiet(true);
-  const ScratchFolder folder("coupled");
-  RunCase run{"clip",
-              "vision_num_hidden_layers=2,vision_num_attention_heads=2,vision_hidden_size=32,"
-              "vision_intermediate_size=64,text_num_hidden_"
-              "layers=2,text_num_attention_heads=2,text_hidden_size=32,text_intermediate_size=128,"
-              "image_size=20,length=16,vocab_size=40,"
-              "projection_dim=16,vision_dropout=0.1,text_dropout=0.1",
-              8, 0, "sgd"};
-  const TrainResults plain = train(run, 0, folder.path());
-  EXPECT_EQ(plain.micro_batch_size, 8);
-  const std::int64_t floor = budget_range(run, folder.path()).floor_bytes;
-  ASSERT_LT(floor, plain.peak_memory_bytes);
-  for (const std::int64_t budget : {floor, (floor + plain.peak_memory_bytes) / 2}) {
-    const TrainResults results = train(run, budget, folder.path());
-    EXPECT_EQ(results.micro_batch_size, 8);
-    EXPECT_EQ(results.gradient_accumulation_steps, 1);
-    EXPECT_EQ(results.weights_sha256, plain.weights_sha256);
-    EXPECT_LE(results.peak_memory_bytes, budget);
-  }
-  EXPECT_THROW(train(run, floor - 1, folder.path()), BudgetError)
-      << "one sample at a time would fit";
-  run.micro_batch = 4;
-  EXPECT_THROW(train(run, 0, folder.path()), ConfigError);
-  EXPECT_THROW(train(run, std::int64_t{1} << 40, folder.path()), ConfigError);
-  TrainingArguments arguments = arguments_of(run, 0, folder.path());
-  arguments.global_batch_size = 0;
-  arguments.gradient_accumulation_steps = "2";
-  EXPECT_THROW(PreparedRun(run, arguments).trainer->train(), ConfigError);
 }
 
 TEST(Splits, TheSearchStaysInsideTheBudgetAndKeepsTheGlobalBatch) {

@@ -7,10 +7,12 @@
 #include <headroom/memory/meter.h>
 #include <headroom/train/trainer.h>
 
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include "support/rank_processes.h"
 #include "train/budget_runs.h"
+#include "train/compared_chain.h"
 #include "train/training_support.h"
 #include "train/varying_tokens.h"
 
@@ -231,6 +233,12 @@ class Body {
     TrainingArguments clipped = window_of_eight(at("clipped"));
     clipped.max_grad_norm = 0.05;
     train("clipped", clipped, chain_of(make_plain_network(5)), make_data());
+    for (const std::int64_t window : {8, 2}) {
+      TrainingArguments compared = window_of_eight(at(fmt::format("compared{}", window)));
+      compared.global_batch_size = window;
+      compared.per_device_train_batch_size = 2;
+      train(fmt::format("compared{}", window), compared, compared_chain(5), make_data());
+    }
     count_syncs();
   }
 
@@ -481,6 +489,15 @@ TEST_P(Ranks, ClippingUsesTheNormOfTheGlobalBatch) {
   TrainingArguments clipped = window_of_eight(folder_ / "clipped");
   clipped.max_grad_norm = 0.05;
   expect_numbers_of_one_rank("clipped", clipped, chain_of(make_plain_network(5)), make_data());
+}
+
+TEST_P(Ranks, CompareTheSamplesOfAllRanks) {
+  for (const std::int64_t window : {8, 2}) {
+    const std::string name = fmt::format("compared{}", window);
+    TrainingArguments compared = window_of_eight(folder_ / name);
+    compared.global_batch_size = window;
+    expect_numbers_of_one_rank(name, compared, compared_chain(5), make_data());
+  }
 }
 
 TEST_P(Ranks, EvaluateTheWholeTestSetTogether) {

@@ -17,6 +17,14 @@ struct TrainingArguments {
   std::string model_name_or_path;
   std::string loss = "cross_entropy";  ///< of a TorchScript model: also mse, bce_with_logits, model
   bool trust_model = false;  ///< a TorchScript model is not compared with its chain before training
+  // What of the model is trained.
+  std::int64_t lora_r = 0;  ///< rank of the adapters; 0: none
+  double lora_alpha = 8.0;  ///< what adapters add is multiplied by alpha / r
+  double lora_dropout = 0.0;
+  std::string lora_target_modules;  ///< "a,b"; empty: what is usual for the model
+  bool lora_merge = false;          ///< also save the model with its adapters merged into it
+  std::string freeze;               ///< patterns of parameters that are not trained: "a*,b"
+
   std::string dataset = "fashion-mnist";
   std::string tokenizer;  ///< a SentencePiece model for text; empty: bytes
   bool shuffle = true;

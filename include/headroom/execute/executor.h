@@ -15,6 +15,7 @@
 namespace headroom {
 
 class SpillStore;
+struct StageCall;
 
 /// What running one micro-batch came to.
 struct MicroResult {
@@ -53,8 +54,10 @@ struct ExecutorOptions {
 /// list gives bit-identical losses, gradients, buffers and random state.
 class Executor {
  public:
-  /// Throws ConfigError when boundaries are to go to disk and spill_dir cannot be written.
-  explicit Executor(Chain chain, ExecutorOptions options = {});
+  /// `last`, where it is given, runs in the place of the chain's last stage. Throws ConfigError
+  /// when boundaries are to go to disk and spill_dir cannot be written.
+  explicit Executor(Chain chain, ExecutorOptions options = {},
+                    std::shared_ptr<Stage> last = nullptr);
   ~Executor();
   Executor(const Executor&) = delete;
   Executor& operator=(const Executor&) = delete;
@@ -68,14 +71,24 @@ class Executor {
 
   /// Runs forward without gradients and returns what the last stage returned: loss first.
   std::vector<at::Tensor> evaluate(const MicroBatch& micro) const;
+  /// The same for the first `num_stages` stages: returns the boundary behind them, as it is held.
+  std::vector<at::Tensor> forward(const MicroBatch& micro, std::size_t num_stages) const;
+  /// What the last stage makes of such a boundary. `micro` says what it belongs to.
+  std::vector<at::Tensor> evaluate_last(const std::vector<at::Tensor>& boundary,
+                                        const MicroBatch& micro) const;
 
   const Chain& chain() const { return chain_; }
 
  private:
   struct Run;
 
+  Stage& stage(std::size_t index) const;
+  StageCall call(std::size_t index, const MicroBatch& micro) const;
+
   Chain chain_;
   ExecutorOptions options_;
+  std::shared_ptr<Stage> last_;              // null: the chain's own
+  std::size_t first_trained_;                // the first stage with a parameter to train
   std::shared_ptr<SpillStore> spill_store_;  // only where a format needs it
   std::vector<std::vector<at::Tensor>> stage_parameters_;
 };

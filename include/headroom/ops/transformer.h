@@ -16,7 +16,8 @@ namespace headroom {
 /// token, in units of the width C, the block's output included, with a hidden layer of 4 C: first
 /// of a pre-norm block, then of a post-norm one, whose second sum is kept for the norm that is the
 /// output. For a gated MLP, what is said of the GELU holds for the product of gate and up; a hidden
-/// layer of F then takes 2 F before and F after it.
+/// layer of F then takes 2 F before and F after it. What only gradients of weights without
+/// requires_grad would need is not kept in any way.
 enum class BlockKeep : int {
   kAll,     ///< 16, 16: norm, qkv 3, attention, sum; norm, hidden 4, GELU 4; output (one norm less,
             ///< one sum more)
@@ -32,18 +33,28 @@ const std::vector<std::string>& block_keep_names(bool gated = false);
 /// RMS norms subtract no mean and have no bias.
 enum class NormKind : int { kLayer, kRms };
 
+/// A low-rank addition to some rows of a linear layer (LoRA): rows [first_row, first_row + n) of
+/// its output get scale * up(down(dropout(x))) more; see BlockOptions.
+struct LowRank {
+  at::Tensor down;  ///< (r, in)
+  at::Tensor up;    ///< (n, r)
+  std::int64_t first_row = 0;
+};
+
 /// The first half of a block, with H heads of queries and K of keys and values of size D (C = H D
 /// and K = H in most models). Biases may be undefined. Linear weights are (out, in).
 struct AttentionWeights {
   at::Tensor norm_weight, norm_bias;  ///< (C)
   at::Tensor qkv_weight, qkv_bias;    ///< ((H + 2 K) D, C), ((H + 2 K) D)
   at::Tensor proj_weight, proj_bias;  ///< (C, H D), (C)
+  std::vector<LowRank> qkv_adapters = {}, proj_adapters = {};
 };
 /// The second half. Its first two are undefined in mlp().
 struct MlpWeights {
   at::Tensor norm_weight, norm_bias;      ///< (C)
   at::Tensor hidden_weight, hidden_bias;  ///< (F, C), (F); gated: (2 F, C), (2 F), gate before up
   at::Tensor out_weight, out_bias;        ///< (C, F), (C)
+  std::vector<LowRank> hidden_adapters = {}, out_adapters = {};
 };
 
 struct BlockOptions {
@@ -55,6 +66,8 @@ struct BlockOptions {
   bool gated = false;  ///< the MLP is out(silu(gate) * up) (SwiGLU), in gelu's place
   GeluKind gelu = GeluKind::kTanh;
   BlockKeep keep = BlockKeep::kAll;
+  double adapter_scale = 1.0;
+  double adapter_dropout_p = 0.0;  ///< of what adapters are given; give 0 when not training
 };
 
 /// x + dropout(proj(attention(qkv(norm(x))))), x (B, T, C). Without norm_weight there is no norm,

@@ -47,6 +47,11 @@ struct StaticChoice {
 struct MicroBatchCosts {
   ChainCosts chain;
   std::int64_t input_bytes = 0;  ///< in memory from the micro-batch's forward to its backward
+  /// Of work on the micro-batch before the first one of the window is scheduled (a forward whose
+  /// result all of them need): its time, and the most bytes that it has live, above the static
+  /// bytes but for gradients, which are not there yet.
+  std::int64_t prepare_ns = 0;
+  std::int64_t prepare_bytes = 0;
 };
 
 /// Something that the user can change when nothing fits, and the bytes that it would save.
@@ -131,8 +136,9 @@ struct BudgetFloor {
   std::int64_t input_bytes = 0;
   std::int64_t stage_bytes =
       0;  ///< the leanest schedule of the chain: mostly its one largest stage
-  std::int64_t update_bytes = 0;  ///< in place of inputs and stage_bytes where the update needs
-                                  ///< more: gradients that appeared and temporaries
+  std::int64_t update_bytes = 0;   ///< in place of inputs and stage_bytes where the update needs
+                                   ///< more: gradients that appeared and temporaries
+  std::int64_t prepare_bytes = 0;  ///< the same for MicroBatchCosts::prepare_bytes
 };
 
 /// Chooses micro-batch size, accumulation steps, static choice and schedule together: the fastest

@@ -1,0 +1,36 @@
+#pragma once
+
+#include "model/published.h"
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace headroom {
+
+/// Rows of a matrix of ours that are a tensor of theirs.
+struct PublishedPart {
+  std::string name;  ///< theirs
+  std::int64_t first_row = 0;
+  std::int64_t num_rows = 0;
+  bool is_transposed = false;  ///< theirs is (in, out)
+};
+
+/// What of theirs the parameter `ours` with so many rows consists of.
+std::vector<PublishedPart> published_parts(const PublishedForm& form, const std::string& ours,
+                                           std::int64_t num_rows);
+
+/// What holds the adapters of a stage in its module: they are no part of the published model.
+inline constexpr const char* kAdapterModule = "lora";
+
+/// A format that saves something else of a model that has a published form.
+class DerivedFormat : public ModelFormat {
+ public:
+  explicit DerivedFormat(PublishedForm form) : base_(std::move(form)) {}
+  const PublishedFormat& base() const { return base_; }
+
+ private:
+  PublishedFormat base_;
+};
+
+}  // namespace headroom
