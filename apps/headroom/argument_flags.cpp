@@ -4,6 +4,7 @@
 #include "config/argument_fields.h"
 #include "data/data_format.h"
 #include "model/family.h"
+#include "model/script_folder.h"
 #include "optim/optimizer_table.h"
 
 #include <fmt/format.h>
@@ -57,7 +58,7 @@ void check_names(const TrainingArguments& arguments) {
     }
   };
   check("optim", arguments.optim, optimizer_row);
-  if (arguments.model_name_or_path.empty() && !is_script(arguments))
+  if (arguments.model_name_or_path.empty() && !requested_script(arguments))
     check("model", arguments.model, family_of);
 }
 

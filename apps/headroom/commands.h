@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <set>
 #include <string>
 
@@ -45,10 +46,11 @@ struct Task {
   std::shared_ptr<const Dataset> eval_data;    ///< null where there is none
   std::shared_ptr<const Tokenizer> tokenizer;  ///< of text; null for other data
 };
-/// Whether --model names a TorchScript file.
-bool is_script(const TrainingArguments& arguments);
 /// A TorchScript model is compared with its stages on the first samples, unless it is trusted.
 Task make_task(const TrainingArguments& arguments, std::int64_t num_local_ranks = 1);
+/// The same for a TorchScript model, whatever budget the arguments give; nothing where they name
+/// another kind of model.
+std::optional<Task> make_uncapped_script_task(const TrainingArguments& arguments);
 
 /// One subcommand: its flags, and what to do, as an exit code.
 using Command = std::function<int()>;

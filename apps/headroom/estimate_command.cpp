@@ -16,6 +16,8 @@ namespace {
 // suffice.
 Estimate estimate_checked(const TrainingArguments& arguments) {
   try {
+    if (const std::optional<Task> task = make_uncapped_script_task(arguments))
+      return estimate(arguments, task->model.chain, *task->train_data);
     return estimate(arguments);
   } catch (const c10::Error& error) {
     const std::string message = error.what_without_backtrace();
@@ -33,12 +35,6 @@ Command add_estimate_command(CLI::App& app) {
   auto flags = std::make_shared<ArgumentFlags>(*command);
   return [flags] {
     const TrainingArguments arguments = flags->arguments();
-    if (is_script(arguments)) {
-      throw ConfigError(fmt::format(
-          "estimate counts the bytes of models of the zoo without running them; a TorchScript "
-          "model has to run: ask headroom plan --model {}",
-          arguments.model));
-    }
     configure_threads(
         static_cast<int>(arguments.num_threads),
         static_cast<int>(arguments.nproc_per_node));  // each thread has scratch memory of its own

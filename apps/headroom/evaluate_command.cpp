@@ -1,4 +1,5 @@
 #include "commands.h"
+#include "model/script_folder.h"
 #include "report/json.h"
 #include "saved_model.h"
 
@@ -58,7 +59,9 @@ Command add_evaluate_command(CLI::App& app) {
   auto flags = std::make_shared<ArgumentFlags>(*command);
   return [folder, flags] {
     TrainingArguments arguments = flags->arguments();
-    arguments.model_name_or_path = saved_model_folder(*folder, arguments.model_name_or_path);
+    if (!folder->empty() || !requested_script(arguments))
+      arguments.model_name_or_path = saved_model_folder(*folder, arguments.model_name_or_path);
+    arguments.trust_model = true;  // nothing is trained
     const Task task = make_task(arguments);
     const EvalResults results = evaluate(arguments, task);
     const bool is_language_model = task.model.input.kind == ModelInput::Kind::kTokens;

@@ -7,12 +7,12 @@
 #include <headroom/data/tokenizer.h>
 #include <headroom/execute/executor.h>
 #include <headroom/memory/meter.h>
-#include "core/text.h"
 #include "data/data_format.h"
 #include "memory/shape_meter.h"
 #include "memory/spill_store.h"
 #include "model/config_text.h"
 #include "model/requested_model.h"
+#include "model/script_folder.h"
 
 #include <fmt/format.h>
 #include <unistd.h>
@@ -67,13 +67,13 @@ OpenedData open_data_for(const ModelInput& input, const TrainingArguments& argum
 }
 
 // A TorchScript file does not say what it reads: --model_config says what the data is to be.
-ModelInput script_input(const TrainingArguments& arguments) {
+ModelInput script_input(const std::string& sizes) {
   ModelInput input;
   const ConfigSetters setters{
       {"channels", set_side(input.channels)}, {"rows", set_side(input.rows)},
       {"columns", set_side(input.columns)},   {"classes", set_size(input.num_classes)},
       {"length", set_size(input.length)},     {"vocab_size", set_size(input.vocabulary)}};
-  read_config("a TorchScript model", arguments.model_config, setters);
+  read_config("a TorchScript model", sizes, setters);
   if ((input.length > 0) != (input.vocabulary > 0)) {
     throw ConfigError(
         "--model_config: a TorchScript model that reads tokens needs both length and vocab_size");
@@ -94,9 +94,9 @@ void check_script(const Chain& chain, const MicroBatch& samples) {
   }
 }
 
-Task make_script_task(const TrainingArguments& arguments) {
+Task make_script_task(const ScriptRequest& request, const TrainingArguments& arguments) {
   Task task;
-  task.model.input = script_input(arguments);
+  task.model.input = script_input(request.sizes);
   OpenedData data = open_data_for(task.model.input, arguments);
   // A batch norm needs more than one sample.
   const std::vector<std::int64_t> first =
@@ -104,12 +104,13 @@ Task make_script_task(const TrainingArguments& arguments) {
   const MicroBatch samples = data.train->load(first);
   try {
     const OwnerScope owner(Owner::kWeights);
-    task.model.chain = Chain::from_script(arguments.model, parse_loss(arguments.loss), samples);
+    task.model.chain = Chain::from_script(request.path, parse_loss(request.loss), samples);
+    task.model.chain.set_format(script_format(request));
   } catch (const OutOfBudget& error) {
     throw BudgetError(
         fmt::format("--memory_budget does not even hold the weights of {} and what "
                     "it computes of {} samples: {}",
-                    arguments.model, samples.num_samples, error.what_without_backtrace()));
+                    request.path, samples.num_samples, error.what_without_backtrace()));
   }
   if (!arguments.trust_model) check_script(task.model.chain, samples);
   choose_trained_parameters(task.model.chain, arguments);
@@ -121,21 +122,25 @@ Task make_script_task(const TrainingArguments& arguments) {
 
 }  // namespace
 
-bool is_script(const TrainingArguments& arguments) {
-  return arguments.model_name_or_path.empty() && ends_with(arguments.model, ".pt");
+std::optional<Task> make_uncapped_script_task(const TrainingArguments& arguments) {
+  const std::optional<ScriptRequest> script = requested_script(arguments);
+  if (!script) return std::nullopt;
+  seed_everything(static_cast<std::uint64_t>(arguments.seed));
+  return make_script_task(*script, arguments);
 }
 
 Task make_task(const TrainingArguments& arguments, std::int64_t num_local_ranks) {
   configure_threads(static_cast<int>(arguments.num_threads), static_cast<int>(num_local_ranks));
   check_tokenizer(arguments);
-  const std::int64_t weights = is_script(arguments) ? 0 : bytes_of_weights(arguments);
+  const std::optional<ScriptRequest> script = requested_script(arguments);
+  const std::int64_t weights = script ? 0 : bytes_of_weights(arguments);
   const bool is_paged = arguments.memory_budget_bytes > 0 && !arguments.spill_dir.empty() &&
                         num_local_ranks == 1 && weights > arguments.memory_budget_bytes;
   if (!is_paged) check_machine_holds_weights(arguments, weights);
   MemoryMeter& meter = MemoryMeter::instance();
   meter.set_cap(arguments.memory_budget_bytes);
   seed_everything(static_cast<std::uint64_t>(arguments.seed));
-  if (is_script(arguments)) return make_script_task(arguments);
+  if (script) return make_script_task(*script, arguments);
   Task task;
   try {
     const OwnerScope owner(Owner::kWeights);

@@ -16,6 +16,7 @@
 #include <headroom/model/pretrained.h>
 #include <headroom/train/trainer.h>
 
+#include <c10/util/Exception.h>
 #include <fmt/format.h>
 #include <CLI/CLI.hpp>
 
@@ -84,12 +85,25 @@ void check_adapter_folder(const TrainingArguments& arguments) {
                   arguments.output_dir));
 }
 
+// A TorchScript model is the user's program: what its operators throw is no defect of ours.
+TrainResults train_checked(Trainer& trainer, const Task& task) {
+  try {
+    return trainer.train();
+  } catch (const c10::OutOfMemoryError&) {
+    throw;
+  } catch (const c10::Error& error) {
+    if (!task.model.chain.whole()) throw;
+    throw ConfigError(fmt::format("the model cannot be trained, because an operation fails: {}",
+                                  error.what_without_backtrace()));
+  }
+}
+
 int train_rank(const TrainingArguments& arguments, std::int64_t num_local_ranks,
                const std::shared_ptr<Communicator>& comm) {
   check_adapter_folder(arguments);
   const Task task = make_task(arguments, num_local_ranks);
   if (arguments.sample &&
-      (!task.tokenizer || task.model.input.num_masked > 0 || is_script(arguments))) {
+      (!task.tokenizer || task.model.input.num_masked > 0 || task.model.chain.whole())) {
     throw ConfigError(
         "--sample needs a model that continues text, and text to train on: --model gpt with "
         "--dataset TEXT");
@@ -98,13 +112,11 @@ int train_rank(const TrainingArguments& arguments, std::int64_t num_local_ranks,
     for (const std::string& warning : runtime_info().warnings) log_warning(warning);
   }
   Trainer trainer(arguments, task.model.chain, task.train_data, task.eval_data, comm);
-  const TrainResults results = trainer.train();
+  const TrainResults results = train_checked(trainer, task);
   const auto exit_code =
       static_cast<int>(trainer.was_interrupted() ? ExitCode::kInterrupted : ExitCode::kDone);
   if (!comm->is_first()) return exit_code;
   if (arguments.save_model && task.tokenizer) task.tokenizer->save(arguments.output_dir);
-  const std::shared_ptr<WholeModel>& whole = task.model.chain.whole();
-  if (arguments.save_model && whole) whole->save(arguments.output_dir + "/" + whole->file_name());
   if (arguments.save_model && arguments.lora_merge) save_merged(arguments, task);
   if (arguments.json) {
     fmt::print("{}\n", to_json(results).dump());

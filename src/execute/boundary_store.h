@@ -8,8 +8,8 @@
 #include <memory>
 #include <vector>
 
+#include "core/engine.h"
 #include "execute/stored_tensor.h"
-#include "memory/engine.h"
 
 namespace headroom {
 

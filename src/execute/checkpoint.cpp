@@ -17,8 +17,8 @@
 #include <mutex>
 #include <sstream>
 
+#include "core/engine.h"
 #include "execute/recompute_state.h"
-#include "memory/engine.h"
 
 namespace headroom::detail {
 namespace {

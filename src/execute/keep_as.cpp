@@ -13,8 +13,8 @@
 #include <tuple>
 #include <vector>
 
+#include "core/engine.h"
 #include "execute/stored_tensor.h"
-#include "memory/engine.h"
 
 namespace headroom {
 namespace {

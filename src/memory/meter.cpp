@@ -12,9 +12,9 @@
 #include <sstream>
 #include <vector>
 
+#include "core/engine.h"
 #include "memory/allocation_number.h"
 #include "memory/device.h"
-#include "memory/engine.h"
 #include "memory/spill_store.h"
 
 namespace headroom {
@@ -247,6 +247,8 @@ Owner current_owner() { return thread_owner; }
 
 PhaseScope::PhaseScope(Phase phase) : before_(MeteredAllocator::instance().enter(phase)) {}
 PhaseScope::~PhaseScope() { MeteredAllocator::instance().enter(before_); }
+
+void release_failed_backward() { release_failed_graph(); }
 
 std::int64_t peak_resident_bytes() { return status_bytes("VmHWM:"); }
 std::int64_t resident_bytes() { return status_bytes("VmRSS:"); }

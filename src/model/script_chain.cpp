@@ -1,16 +1,19 @@
 // Chains from TorchScript modules.
 #include <headroom/core/error.h>
 #include <headroom/model/chain.h>
+#include "core/input_file.h"
+#include "core/output_file.h"
 #include "model/script_costs.h"
 #include "model/script_program.h"
 
+#include <caffe2/serialize/read_adapter_interface.h>
 #include <fmt/format.h>
 #include <torch/csrc/jit/runtime/graph_executor.h>
+#include <torch/csrc/jit/serialization/export.h>
 #include <torch/csrc/jit/serialization/import.h>
 #include <torch/torch.h>
 
 #include <algorithm>
-#include <filesystem>
 #include <string_view>
 #include <utility>
 
@@ -100,15 +103,12 @@ class ScriptProgram final : public Program {
 
   std::string file_name() const override { return "model.pt"; }
   void save(const std::string& path) const override {
-    const std::string unfinished = path + ".unfinished";
-    try {
-      module_.save(unfinished);
-      std::filesystem::rename(unfinished, path);
-    } catch (const std::exception& error) {
-      std::error_code ignored;
-      std::filesystem::remove(unfinished, ignored);
-      throw DataError(fmt::format("'{}' cannot be written: {}", path, error.what()));
-    }
+    OutputFile file(path, throw_as<DataError>);
+    ExportModule(module_, [&](const void* data, std::size_t num_bytes) {
+      file.write(data, num_bytes);
+      return num_bytes;
+    });
+    file.commit();
   }
 
   std::vector<Segment> segments_;
@@ -203,18 +203,34 @@ Chain cut_script(Module module, Chain::Loss loss, bool takes_targets, const Micr
                     });
 }
 
+// Lets LibTorch read a file that is opened as all others are.
+class ScriptFile final : public caffe2::serialize::ReadAdapterInterface {
+ public:
+  explicit ScriptFile(const std::string& path) : file_(path) {}
+  std::size_t size() const override { return static_cast<std::size_t>(file_.size()); }
+  std::size_t read(std::uint64_t offset, void* to, std::size_t num_bytes,
+                   const char* /*what*/) const override {
+    if (offset >= size()) return 0;
+    num_bytes = std::min<std::size_t>(num_bytes, size() - offset);
+    file_.read_at(static_cast<std::int64_t>(offset), to, static_cast<std::int64_t>(num_bytes));
+    return num_bytes;
+  }
+
+ private:
+  InputFile file_;
+};
+
 Module load_script(const std::string& path) {
-  if (!std::filesystem::is_regular_file(path))
-    throw DataError(fmt::format("the model '{}' is no file", path));
+  const auto file = std::make_shared<ScriptFile>(path);
   try {
-    return torch::jit::load(path);
+    return torch::jit::load(file);
   } catch (const c10::OutOfMemoryError&) {
     throw;
   } catch (const std::exception& error) {
     throw DataError(
-        fmt::format("'{}' is no TorchScript file that can be opened (write it with "
-                    "torch.jit.script(model).save(path); torch.save writes another format)",
-                    path));
+        fmt::format("'{}' is no whole TorchScript file (write it with "
+                    "torch.jit.script(model).save(path); torch.save writes another format): {}",
+                    shown_path(path), first_line(error)));
   }
 }
 

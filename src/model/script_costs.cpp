@@ -1,13 +1,16 @@
 #include "model/script_costs.h"
 
 #include <headroom/core/random.h>
+#include "core/engine.h"
 #include "model/script_segment.h"
 
 #include <ATen/record_function.h>
+#include <torch/csrc/autograd/saved_variable_hooks.h>
 #include <torch/torch.h>
 
 #include <algorithm>
 #include <limits>
+#include <memory>
 #include <set>
 #include <string_view>
 #include <unordered_map>
@@ -26,6 +29,7 @@ struct Piece {
 struct GraphCosts {
   std::vector<Piece> pieces;  // one more than there are cuts
   std::unordered_map<const Value*, double> bytes_of;
+  std::set<const Value*> saved;  // autograd keeps their memory for backward
 };
 
 std::size_t begin_of(const CutGraph& graph, std::size_t piece) {
@@ -42,10 +46,47 @@ GraphCosts count_nodes(const CutGraph& graph) {
     costs.pieces.push_back({count, count});
   }
   for (const Cut& cut : graph.cuts) {
-    for (const Value* value : cut.tensors) costs.bytes_of[value] = 1;
+    for (const Value* value : cut.tensors) {
+      costs.bytes_of[value] = 1;
+      costs.saved.insert(value);  // nothing is known of it
+    }
   }
   return costs;
 }
+
+const void* storage_of(const at::Tensor& tensor) {
+  return tensor.defined() && tensor.has_storage() ? tensor.storage().unsafeGetStorageImpl()
+                                                  : nullptr;
+}
+
+// Notes the memory of every tensor that autograd saves while it lives. What is saved cannot be read
+// again: nothing can be differentiated.
+class SavedMemory final : public SavedTensorHookSource {
+ public:
+  bool holds(const at::Tensor& tensor) const { return storages_.count(storage_of(tensor)) != 0; }
+
+  std::unique_ptr<torch::autograd::SavedVariableHooks> make_hooks() override {
+    return std::make_unique<Hooks>(*this);
+  }
+
+ private:
+  class Hooks final : public torch::autograd::SavedVariableHooks {
+   public:
+    explicit Hooks(SavedMemory& memory) : memory_(memory) {}
+    void call_pack_hook(const at::Tensor& tensor) override {
+      memory_.storages_.insert(storage_of(tensor));
+      memory_.tensors_.push_back(tensor.detach());  // no other memory may get the same address
+    }
+    at::Tensor call_unpack_hook() override { TORCH_CHECK(false, "nothing was kept"); }
+
+   private:
+    SavedMemory& memory_;
+  };
+
+  std::set<const void*> storages_;
+  std::vector<at::Tensor> tensors_;
+  SavedTensorHookScope scope_{this};
+};
 
 // Adds up multiplications of products and convolutions while it lives.
 class WorkCounter {
@@ -109,7 +150,6 @@ class CostCounter {
       : graph_(graph), arguments_(arguments) {}
 
   GraphCosts run() {
-    const torch::NoGradGuard no_grad;
     const RandomStateScope random(RandomState::capture());
     std::vector<at::Tensor> boundary;
     for (std::size_t i = 0; i <= graph_.cuts.size(); ++i) boundary = run_piece(i, boundary);
@@ -129,9 +169,13 @@ class CostCounter {
         if (is_tensor(output) && crossing.count(output) == 0) to.tensors.push_back(output);
       }
     }
-    const Segment segment(graph_, piece == 0 ? nullptr : &graph_.cuts[piece - 1], &to);
+    const Cut* from = piece == 0 ? nullptr : &graph_.cuts[piece - 1];
+    const Segment segment(graph_, from, &to);
     const WorkCounter counter;
+    SavedMemory saved;
     std::vector<at::Tensor> outputs = run_unnoticed(segment, boundary);
+    if (from != nullptr) note_saved(from->tensors, boundary, saved);
+    note_saved(to.tensors, outputs, saved);
     costs_.pieces.push_back({counter.work(), new_bytes(segment, boundary, outputs, to.tensors)});
     outputs.erase(outputs.begin() + static_cast<std::ptrdiff_t>(num_crossing),
                   outputs.begin() + static_cast<std::ptrdiff_t>(to.tensors.size()));
@@ -144,17 +188,36 @@ class CostCounter {
     for (const StateTensor& state : segment.state()) {
       if (!state.is_parameter) buffers.emplace_back(state.tensor, state.tensor.clone());
     }
-    std::vector<at::Tensor> outputs = segment.run(boundary, arguments_);
+    std::vector<at::Tensor> outputs;
+    {
+      const torch::AutoGradMode with_grad(true);
+      std::vector<at::Tensor> inputs;
+      for (const at::Tensor& tensor : boundary) {
+        inputs.push_back(tensor.defined() ? tensor.detach() : tensor);
+        if (tensor.defined() && tensor.is_floating_point()) inputs.back().requires_grad_();
+      }
+      outputs = segment.run(inputs, arguments_);
+    }
+    for (at::Tensor& output : outputs) {
+      if (output.defined()) output = output.detach();
+    }
     for (auto& [buffer, value] : buffers) buffer.data().copy_(value);
     return outputs;
+  }
+
+  void note_saved(const std::vector<Value*>& values, const std::vector<at::Tensor>& tensors,
+                  const SavedMemory& saved) {
+    for (std::size_t i = 0; i < values.size(); ++i) {
+      const bool has_gradient = tensors[i].defined() && tensors[i].is_floating_point();
+      if (!has_gradient || saved.holds(tensors[i])) costs_.saved.insert(values[i]);
+    }
   }
 
   double new_bytes(const Segment& segment, const std::vector<at::Tensor>& boundary,
                    const std::vector<at::Tensor>& outputs, const std::vector<Value*>& values) {
     std::set<const void*> seen;
     const auto is_new = [&](const at::Tensor& tensor) {
-      return tensor.defined() && tensor.has_storage() &&
-             seen.insert(tensor.storage().unsafeGetStorageImpl()).second;
+      return storage_of(tensor) != nullptr && seen.insert(storage_of(tensor)).second;
     };
     for (const at::Tensor& tensor : boundary) is_new(tensor);
     for (const StateTensor& state : segment.state()) is_new(state.tensor);
@@ -200,6 +263,45 @@ std::vector<double> shares(const GraphCosts& costs) {
   return result;
 }
 
+// Whether whoever holds what crosses holds what backward needs anyway, but for a tenth.
+bool is_free(const GraphCosts& costs, const Cut& cut) {
+  double all = 0, unsaved = 0;
+  for (const Value* value : cut.tensors) {
+    const auto found = costs.bytes_of.find(value);
+    if (found == costs.bytes_of.end()) continue;
+    all += found->second;
+    if (costs.saved.count(value) == 0) unsaved += found->second;
+  }
+  return unsaved <= all / 10;
+}
+
+// A cut that may be made, with the share of the work since the one before.
+struct Candidate {
+  const Cut* cut;
+  double share;
+};
+
+// The cuts that are free; where none is for a third of the work, all.
+std::vector<Candidate> candidates_of(const CutGraph& graph, const GraphCosts& costs) {
+  constexpr double kLongestGap = 1.0 / 3;
+  const std::vector<double> share = shares(costs);
+  std::vector<Candidate> candidates, gap;
+  double since = 0;
+  for (std::size_t i = 0; i < graph.cuts.size(); ++i) {
+    since += share[i];
+    gap.push_back({&graph.cuts[i], share[i]});
+    const bool free = is_free(costs, graph.cuts[i]);
+    if (!free && i + 1 < graph.cuts.size()) continue;
+    if (since > kLongestGap)
+      candidates.insert(candidates.end(), gap.begin(), gap.end());
+    else if (free)
+      candidates.push_back({&graph.cuts[i], since});
+    gap.clear();
+    since = 0;
+  }
+  return candidates;
+}
+
 }  // namespace
 
 std::vector<const Cut*> choose_cuts(const CutGraph& graph, const std::optional<Stack>& arguments) {
@@ -208,11 +310,11 @@ std::vector<const Cut*> choose_cuts(const CutGraph& graph, const std::optional<S
   constexpr double kWindowBegin = 1.0 / 40;
   constexpr double kWindowEnd = 1.0 / 20;
   const GraphCosts costs = arguments ? CostCounter(graph, *arguments).run() : count_nodes(graph);
-  const std::vector<double> share = shares(costs);
+  const std::vector<Candidate> candidates = candidates_of(graph, costs);
   std::vector<const Cut*> chosen;
   double since = 0;
-  for (std::size_t i = 0; i < graph.cuts.size();) {
-    since += share[i];
+  for (std::size_t i = 0; i < candidates.size();) {
+    since += candidates[i].share;
     if (since < kWindowBegin) {
       ++i;
       continue;
@@ -221,16 +323,16 @@ std::vector<const Cut*> choose_cuts(const CutGraph& graph, const std::optional<S
     std::size_t best = i;
     double best_bytes = std::numeric_limits<double>::infinity();
     double reach = since;
-    for (std::size_t k = i; k < graph.cuts.size(); ++k) {
-      if (k > i) reach += share[k];
+    for (std::size_t k = i; k < candidates.size(); ++k) {
+      if (k > i) reach += candidates[k].share;
       if (k > i && reach > kWindowEnd) break;
-      const double bytes = added_bytes(costs, graph.cuts[k], before);
+      const double bytes = added_bytes(costs, *candidates[k].cut, before);
       if (bytes < best_bytes) {
         best = k;
         best_bytes = bytes;
       }
     }
-    chosen.push_back(&graph.cuts[best]);
+    chosen.push_back(candidates[best].cut);
     since = 0;
     i = best + 1;
   }

@@ -22,14 +22,16 @@ std::string shapes_text(const std::vector<at::Tensor>& tensors) {
   return text.empty() ? "none" : text;
 }
 
-// The line that says what is wrong, without the traces around it.
-std::string first_line(const std::string& message) {
+}  // namespace
+
+std::string first_line(const std::exception& error) {
+  const auto* of_torch = dynamic_cast<const c10::Error*>(&error);
+  const std::string message =
+      of_torch != nullptr ? of_torch->what_without_backtrace() : error.what();
   const std::size_t begin = message.find_first_not_of(" \n");
   if (begin == std::string::npos) return message;
   return message.substr(begin, message.find('\n', begin) - begin);
 }
-
-}  // namespace
 
 Stack Signature::arguments(const MicroBatch& micro) const {
   Stack stack;
@@ -74,14 +76,10 @@ Stack run_on_data(const std::string& what, const MicroBatch& micro,
     throw;
   } catch (const Error&) {
     throw;
-  } catch (const c10::Error& error) {
+  } catch (const std::exception& error) {  // of an operator, or raised by the script itself
     throw DataError(fmt::format("{} cannot run on inputs {} and targets {}: {}", what,
                                 shapes_text(micro.inputs), shapes_text(micro.targets),
-                                first_line(error.what_without_backtrace())));
-  } catch (const std::exception& error) {  // raised by the script itself
-    throw DataError(fmt::format("{} cannot run on inputs {} and targets {}: {}", what,
-                                shapes_text(micro.inputs), shapes_text(micro.targets),
-                                first_line(error.what())));
+                                first_line(error)));
   }
 }
 

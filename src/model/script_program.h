@@ -6,6 +6,7 @@
 
 #include <headroom/model/chain.h>
 
+#include <exception>
 #include <memory>
 #include <string>
 #include <vector>
@@ -64,6 +65,9 @@ using ChooseCuts =
 /// Chain::from_script with any choice of cuts.
 Chain cut_module(torch::jit::Module module, Chain::Loss loss, bool takes_targets,
                  const MicroBatch& example, const ChooseCuts& choose);
+
+/// The line that says what is wrong, without the traces around it.
+std::string first_line(const std::exception& error);
 
 /// Calls `run`, and turns what an operator throws into a DataError with the shapes of the
 /// micro-batch. Memory that runs out is thrown on.

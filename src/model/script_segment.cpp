@@ -1,5 +1,9 @@
 #include "model/script_segment.h"
 
+#include "core/torch_compat.h"
+#include "model/script_recompute.h"
+
+#include <ATen/autocast_mode.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 #include <torch/csrc/jit/ir/constants.h>
@@ -108,7 +112,8 @@ class GraphText {
   std::unordered_map<const Value*, std::size_t> numbers_;
 };
 
-// Interpreted code that throws what the operator threw, so that memory running out is seen as that.
+}  // namespace
+
 void run_code(const Code& code, Stack& stack) {
   struct KeepExceptions {
     KeepExceptions() : before(FLAGS_torch_jit_enable_rethrow_caught_exception) {
@@ -120,8 +125,6 @@ void run_code(const Code& code, Stack& stack) {
   const KeepExceptions keep;
   InterpreterState(code).run(stack);
 }
-
-}  // namespace
 
 // Copies nodes into the segment's graph. Constants, and numbers that can be found again from
 // shapes, are copied where they are first needed.
@@ -226,7 +229,32 @@ Segment::Segment(const CutGraph& graph, const Cut* from, const Cut* to)
                          state.tensor.requires_grad());
 }
 
-Stack Segment::run_stack(const std::vector<at::Tensor>& boundary, const Stack& arguments) const {
+std::vector<std::string> Segment::options() const {
+  std::vector<std::string> names{"keep"};
+  for (const Selective& each : selective()) names.push_back(each.name);
+  return names;
+}
+
+const std::vector<Segment::Selective>& Segment::selective() const {
+  if (selective_) return *selective_;
+  selective_.emplace();
+  const auto is_state = [this](const Value* value) {
+    return value->node()->kind() == prim::Param &&
+           inputs_[value->offset()].source == Source::kState;
+  };
+  std::set<const Node*> before;
+  for (const auto& [name, which] : {std::pair{"recompute_cheap", Recomputed::kCheap},
+                                    std::pair{"keep_products", Recomputed::kAllButProducts}}) {
+    std::set<const Node*> nodes = nodes_to_recompute(graph_, which, is_state);
+    if (nodes.empty() || nodes == before) continue;
+    selective_->push_back({name, SelectiveCode::make(*graph_, nodes)});
+    before = std::move(nodes);
+  }
+  return *selective_;
+}
+
+Stack Segment::run_stack(const std::vector<at::Tensor>& boundary, const Stack& arguments,
+                         int option) const {
   Stack stack;
   stack.reserve(inputs_.size());
   for (const Input& input : inputs_) {
@@ -242,13 +270,16 @@ Stack Segment::run_stack(const std::vector<at::Tensor>& boundary, const Stack& a
         break;
     }
   }
+  // Backward runs without autocast: what it ran again would be of another type.
+  if (option > 0 && at::GradMode::is_enabled() && !HEADROOM_AUTOCAST_CPU_ENABLED())
+    return selective().at(static_cast<std::size_t>(option - 1)).code->run(std::move(stack));
   run_code(code_, stack);
   return stack;
 }
 
 std::vector<at::Tensor> Segment::run(const std::vector<at::Tensor>& boundary,
-                                     const Stack& arguments) const {
-  const Stack stack = run_stack(boundary, arguments);
+                                     const Stack& arguments, int option) const {
+  const Stack stack = run_stack(boundary, arguments, option);
   std::vector<at::Tensor> outputs;
   outputs.reserve(stack.size());
   for (std::size_t i = 0; i < stack.size(); ++i) {
@@ -261,8 +292,9 @@ std::vector<at::Tensor> Segment::run(const std::vector<at::Tensor>& boundary,
   return outputs;
 }
 
-Stack Segment::run_last(const std::vector<at::Tensor>& boundary, const Stack& arguments) const {
-  return run_stack(boundary, arguments);
+Stack Segment::run_last(const std::vector<at::Tensor>& boundary, const Stack& arguments,
+                        int option) const {
+  return run_stack(boundary, arguments, option);
 }
 
 std::vector<at::Tensor> tensors_of(const Stack& values) {

@@ -1,11 +1,14 @@
 #pragma once
 
 #include "model/script_cuts.h"
+#include "model/script_selective.h"
 
 #include <headroom/core/micro_batch.h>
 
 #include <torch/csrc/jit/runtime/interpreter.h>
 
+#include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -18,12 +21,16 @@ class Segment {
   /// is needed of it is copied.
   Segment(const CutGraph& graph, const Cut* from, const Cut* to);
 
-  /// `boundary` is what the segment before returned. Not for the last segment.
+  /// `boundary` is what the segment before returned. Not for the last segment. `option` is an index
+  /// into options().
   std::vector<at::Tensor> run(const std::vector<at::Tensor>& boundary,
-                              const torch::jit::Stack& arguments) const;
+                              const torch::jit::Stack& arguments, int option = 0) const;
   /// What the model returns; for the last segment.
   torch::jit::Stack run_last(const std::vector<at::Tensor>& boundary,
-                             const torch::jit::Stack& arguments) const;
+                             const torch::jit::Stack& arguments, int option = 0) const;
+
+  /// Ways to keep what backward needs, as Stage::options().
+  std::vector<std::string> options() const;
 
   const std::vector<StateTensor>& state() const { return state_; }
   /// True when what it computes depends on a buffer that some forward writes.
@@ -42,8 +49,15 @@ class Segment {
   };
   class Builder;
 
+  // A way to keep less than everything.
+  struct Selective {
+    std::string name;
+    std::shared_ptr<const SelectiveCode> code;
+  };
+  const std::vector<Selective>& selective() const;
+
   torch::jit::Stack run_stack(const std::vector<at::Tensor>& boundary,
-                              const torch::jit::Stack& arguments) const;
+                              const torch::jit::Stack& arguments, int option) const;
 
   std::shared_ptr<torch::jit::Graph> graph_;
   torch::jit::Code code_;
@@ -52,7 +66,12 @@ class Segment {
   std::vector<StateTensor> state_;
   bool depends_on_buffers_ = false;
   std::string kind_;
+  mutable std::optional<std::vector<Selective>> selective_;  // made when they are first asked for
 };
+
+/// Runs interpreted code, and throws what the operator threw, so that memory running out is seen as
+/// that.
+void run_code(const torch::jit::Code& code, torch::jit::Stack& stack);
 
 /// The tensors of a value, however nested, in order; of a dictionary in the order of its making.
 std::vector<at::Tensor> tensors_of(const torch::jit::Stack& values);

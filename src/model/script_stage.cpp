@@ -52,10 +52,11 @@ class ScriptStage final : public Stage {
         is_last_(is_last),
         module_(module_of(segment.state())),
         kind_(is_last ? std::string() : segment.kind()),
+        options_(segment.options()),
         depends_on_buffers_(segment.depends_on_buffers()) {}
 
   std::vector<at::Tensor> forward(const std::vector<at::Tensor>& inputs, const MicroBatch& micro,
-                                  int /*option*/) override {
+                                  int option) override {
     if (!module_->is_training()) return evaluate(micro);
     const Segment& segment = program_->segment(index_, micro);
     const torch::jit::Stack arguments = program_->signature().arguments(micro);
@@ -65,18 +66,19 @@ class ScriptStage final : public Stage {
     const std::string what = fmt::format("stage '{}' of the model", name());
     if (is_last_) {
       const torch::jit::Stack outputs =
-          run_on_data(what, micro, [&] { return segment.run_last(boundary, arguments); });
+          run_on_data(what, micro, [&] { return segment.run_last(boundary, arguments, option); });
       return program_->results(outputs, micro, true);
     }
     std::vector<at::Tensor> outputs;
     run_on_data(what, micro, [&] {
-      outputs = segment.run(boundary, arguments);
+      outputs = segment.run(boundary, arguments, option);
       return torch::jit::Stack();
     });
     return outputs;
   }
 
   std::shared_ptr<torch::nn::Module> module() const override { return module_; }
+  std::vector<std::string> options() const override { return options_; }
   std::string kind() const override { return kind_; }
   bool depends_on_buffers() const override { return depends_on_buffers_; }
   std::string parameter_prefix() const override { return {}; }
@@ -96,6 +98,7 @@ class ScriptStage final : public Stage {
   bool is_last_;
   std::shared_ptr<torch::nn::Module> module_;
   std::string kind_;
+  std::vector<std::string> options_;
   bool depends_on_buffers_;
 };
 

@@ -1,7 +1,9 @@
 #include <headroom/train/estimate.h>
 
 #include <headroom/core/error.h>
+#include <headroom/data/dataset.h>
 #include <headroom/execute/autocast.h>
+#include <headroom/memory/meter.h>
 #include <headroom/optim/factory.h>
 #include "memory/shape_meter.h"
 #include "model/requested_model.h"
@@ -52,6 +54,54 @@ MicroBatch shapes_of_samples(const ModelInput& input, std::int64_t num_samples) 
           num_samples};
 }
 
+MicroBatch shapes_of_samples(const MicroBatch& like, std::int64_t num_samples) {
+  MicroBatch shapes = like;
+  for (auto* tensors : {&shapes.inputs, &shapes.targets}) {
+    for (at::Tensor& tensor : *tensors) {
+      std::vector<std::int64_t> sizes = tensor.sizes().vec();
+      sizes.at(0) = num_samples;
+      tensor = torch::empty(sizes, tensor.options().device(torch::kMeta));
+    }
+  }
+  shapes.num_items = like.num_items / like.num_samples * num_samples;
+  shapes.num_samples = num_samples;
+  return shapes;
+}
+
+constexpr std::int64_t kNumCompared = 2;  // batch norms refuse a single value per channel
+
+// The first samples, from the beginning again where there are too few.
+MicroBatch load_first(const Dataset& data, std::int64_t num_samples) {
+  std::vector<std::int64_t> indices;
+  for (std::int64_t i = 0; i < num_samples; ++i) indices.push_back(i % data.size());
+  return data.load(indices);
+}
+
+std::vector<at::Tensor> tensors_of(const Chain& chain) {
+  std::vector<at::Tensor> tensors;
+  for (const auto& [name, tensor] : chain.named_tensors()) tensors.push_back(tensor);
+  return tensors;
+}
+
+// Whether every operation of the chain runs on shapes alone, and then takes the bytes that it takes
+// when it runs.
+bool can_be_counted(const Chain& chain, const MicroBatch& sample,
+                    const std::vector<at::Tensor>& tensors) {
+  std::optional<ChainProfile> counted;
+  try {
+    ShapeMeter::instance();
+    const MetaSwapScope without_memory(tensors);
+    counted = profile_chain(chain, shapes_of_samples(sample, sample.num_samples));
+  } catch (const DataError&) {  // of an operator that has no shapes, or reads values
+    release_failed_backward();
+  } catch (const c10::Error&) {
+    release_failed_backward();
+  }
+  if (!counted) return false;
+  const std::optional<ChainProfile> measured = profile_chain(chain, sample);
+  return measured && agree(*measured, *counted);
+}
+
 // Half precision is counted as kept, which is what the arguments must mean here.
 TrainingArguments with_fixed_precision(TrainingArguments arguments) {
   if (!arguments.fp16 && !arguments.bf16) return arguments;
@@ -68,23 +118,29 @@ TrainingArguments with_fixed_precision(TrainingArguments arguments) {
   return arguments;
 }
 
+// A model that is counted, or measured one stage at a time.
+struct EstimatedModel {
+  const Chain& chain;
+  std::int64_t weights_bytes;
+  ProfileBook::Load load;    // on the meta device, where bytes are counted
+  bool is_measured = false;  // the model has memory, and runs
+};
+
 class Estimator {
  public:
-  explicit Estimator(const TrainingArguments& arguments)
+  Estimator(const TrainingArguments& arguments, const EstimatedModel& model)
       : arguments_(with_fixed_precision(arguments)),
         settings_(arguments_, arguments.nproc_per_node),
-        model_(build_shapes(arguments)),
-        // Everything on the meta device that lives now is the model.
-        weights_bytes_(ShapeMeter::instance().live_bytes() - live_before_),
-        book_(
-            model_.chain,
-            [this](std::int64_t size) { return shapes_of_samples(model_.input, size); },
-            settings_.precision.keep_in_half, std::nullopt, /*spill_dir=*/"", "", "") {
+        chain_(model.chain),
+        weights_bytes_(model.weights_bytes),
+        is_measured_(model.is_measured),
+        book_(chain_, model.load, settings_.precision.keep_in_half, std::nullopt, /*spill_dir=*/"",
+              "", "") {
     request_.resident_bytes = weights_bytes_;
-    request_.time_ratio = 1.0;  // nothing can be run to find it out
+    request_.time_ratio = 1.0;  // nothing is run to find it out
     request_.window_samples = settings_.window_samples();
     samples_ = share_of(request_.window_samples, 0, settings_.num_ranks).end;
-    check_split(model_.chain, arguments.fixed_micro_batch(), request_.window_samples,
+    check_split(chain_, arguments.fixed_micro_batch(), request_.window_samples,
                 settings_.num_ranks);
   }
 
@@ -93,14 +149,15 @@ class Estimator {
     result.model =
         arguments_.model_name_or_path.empty() ? arguments_.model : arguments_.model_name_or_path;
     result.optim = arguments_.optim;
-    result.num_parameters = model_.chain.num_parameters();
+    result.num_parameters = chain_.num_parameters();
     result.global_batch = request_.window_samples;
     result.num_ranks = settings_.num_ranks;
     result.weights_bytes = weights_bytes_;
-    for (const at::Tensor& parameter : model_.chain.parameters())
+    result.bytes_are_measured = is_measured_;
+    for (const at::Tensor& parameter : chain_.parameters())
       result.gradients_bytes += static_cast<std::int64_t>(parameter.nbytes());
     for (const std::string& name : optimizer_names())
-      result.state_bytes.emplace_back(name, settings_.optimizer_bytes(model_.chain, name));
+      result.state_bytes.emplace_back(name, settings_.optimizer_bytes(chain_, name));
     const std::int64_t fixed = arguments_.fixed_micro_batch();
     const std::int64_t size = fixed > 0 ? std::min(fixed, samples_) : samples_;
     for (const char* policy : {"none", "every", "sqrt"})
@@ -134,7 +191,7 @@ class Estimator {
     const char* name = policy != "none"         ? "checkpointing"
                        : micro_batch < samples_ ? "accumulation"
                                                 : "plain";
-    return describe(plan_run(request, settings_, model_.chain, book_), name, policy);
+    return describe(plan_run(request, settings_, chain_, book_), name, policy);
   }
 
   // The plan at the smallest budget that any plan fits.
@@ -142,15 +199,15 @@ class Estimator {
     RunPlanRequest request = request_;
     request.fixed_micro_batch = micro_batch;
     request.may_update_in_backward = false;
-    request.budget_bytes = smallest_budget(request, settings_, model_.chain, book_);
-    return describe(plan_run(request, settings_, model_.chain, book_), "plan", "optimal");
+    request.budget_bytes = smallest_budget(request, settings_, chain_, book_);
+    return describe(plan_run(request, settings_, chain_, book_), "plan", "optimal");
   }
 
-  // One sample at a time holds the least; all of them at once need no gradients before backward,
-  // which may be less still.
+  // The fewest samples at a time hold the least; all of them at once need no gradients before
+  // backward, which may be less still.
   EstimatedStrategy find_floor_strategy() {
-    EstimatedStrategy one = leanest(1), all = leanest(samples_);
-    return all.peak_bytes <= one.peak_bytes ? all : one;
+    EstimatedStrategy few = leanest(book_.measure_smallest()), all = leanest(samples_);
+    return all.peak_bytes <= few.peak_bytes ? all : few;
   }
 
   std::vector<EstimatedStrategy> strategies_that_fit() {
@@ -166,7 +223,7 @@ class Estimator {
     request.budget_bytes = budget;
     try {
       strategies.push_back(
-          describe(plan_run(request, settings_, model_.chain, book_), "plan", "optimal"));
+          describe(plan_run(request, settings_, chain_, book_), "plan", "optimal"));
       return strategies;
     } catch (const BudgetError&) {
       // The floor says what would fit.
@@ -179,12 +236,12 @@ class Estimator {
   bool pages() const { return !arguments_.spill_dir.empty() && settings_.num_ranks == 1; }
 
   std::optional<PagedPlan> paged_plan(std::int64_t budget) {
-    StaticPager units(model_.chain, "", settings_.state_bytes_of_parameter());
+    StaticPager units(chain_, "", settings_.state_bytes_of_parameter());
     RunPlanRequest request = request_;
     request.budget_bytes = budget;
     request.fixed_micro_batch = std::min(arguments_.fixed_micro_batch(), samples_);
     request.pager = &units;
-    return count_paged_plan(request, settings_, model_.chain, book_);
+    return count_paged_plan(request, settings_, chain_, book_);
   }
 
   static EstimatedStrategy describe(const PagedPlan& plan) {
@@ -206,7 +263,7 @@ class Estimator {
 
   // The largest micro-batch that fits with everything kept.
   void add_accumulation(std::int64_t budget, std::vector<EstimatedStrategy>& strategies) {
-    std::int64_t fits = 0, too_large = samples_;
+    std::int64_t fits = book_.measure_smallest() - 1, too_large = samples_;
     std::optional<EstimatedStrategy> best;
     while (too_large - fits > 1) {
       const std::int64_t middle = (fits + too_large) / 2;
@@ -223,9 +280,9 @@ class Estimator {
 
   const TrainingArguments arguments_;
   const RunSettings settings_;
-  std::int64_t live_before_ = ShapeMeter::instance().live_bytes();
-  ZooModel model_;
+  const Chain& chain_;
   std::int64_t weights_bytes_;
+  bool is_measured_;
   ProfileBook book_;
   RunPlanRequest request_;
   std::int64_t samples_ = 0;  // of an update on one rank
@@ -241,6 +298,28 @@ std::int64_t Estimate::state_bytes_of(const std::string& name) const {
   throw ConfigError("there is no optimizer '" + name + "'");
 }
 
-Estimate estimate(const TrainingArguments& arguments) { return Estimator(arguments).run(); }
+Estimate estimate(const TrainingArguments& arguments) {
+  const std::int64_t live_before = ShapeMeter::instance().live_bytes();
+  const ZooModel model = build_shapes(arguments);
+  // Everything on the meta device that lives now is the model.
+  const std::int64_t weights_bytes = ShapeMeter::instance().live_bytes() - live_before;
+  const auto load = [&](std::int64_t size) { return shapes_of_samples(model.input, size); };
+  return Estimator(arguments, {model.chain, weights_bytes, load}).run();
+}
+
+Estimate estimate(const TrainingArguments& arguments, const Chain& chain, const Dataset& data) {
+  const std::vector<at::Tensor> tensors = tensors_of(chain);
+  std::int64_t weights_bytes = 0;
+  for (const at::Tensor& tensor : tensors)
+    weights_bytes += static_cast<std::int64_t>(tensor.nbytes());
+  const MicroBatch sample = load_first(data, kNumCompared);
+  if (can_be_counted(chain, sample, tensors)) {
+    const MetaSwapScope without_memory(tensors);
+    const auto load = [&](std::int64_t size) { return shapes_of_samples(sample, size); };
+    return Estimator(arguments, {chain, weights_bytes, load}).run();
+  }
+  const auto load = [&](std::int64_t size) { return load_first(data, size); };
+  return Estimator(arguments, {chain, weights_bytes, load, /*is_measured=*/true}).run();
+}
 
 }  // namespace headroom

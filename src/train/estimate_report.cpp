@@ -70,7 +70,8 @@ Json to_json(const Estimate& estimate) {
       .set("weights_bytes", estimate.weights_bytes)
       .set("gradients_bytes", estimate.gradients_bytes)
       .set("input_bytes", estimate.input_bytes)
-      .set("times_are_measured", false);
+      .set("times_are_measured", false)
+      .set("bytes_are_measured", estimate.bytes_are_measured);
   Json policies = Json::array();
   for (const EstimatedStrategy& strategy : estimate.policies)
     policies.push(strategy_json(strategy));
@@ -137,9 +138,12 @@ std::string to_text(const Estimate& estimate) {
         format_bytes(estimate.paged_bytes_written));
   }
   if (estimate.budget_bytes > 0) text += answer_text(estimate);
-  return text +
-         "Bytes are counted, nothing was run: times are not known, and `headroom plan` measures "
-         "them.\n";
+  return text + (estimate.bytes_are_measured
+                     ? "Bytes are measured by running one stage at a time, because some operation "
+                       "of this model has no shapes without memory; `headroom plan` measures "
+                       "times.\n"
+                     : "Bytes are counted, nothing was run: times are not known, and `headroom "
+                       "plan` measures them.\n");
 }
 
 }  // namespace headroom

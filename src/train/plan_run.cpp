@@ -221,7 +221,7 @@ class RankPlanner {
   RunPlan optimal() {
     const bool searches = fixed_micro_batch_ == 0;
     if (searches) book_.explore(num_samples_);
-    require_measured(searches ? 1 : fixed_size());
+    require_measured(searches ? book_.measure_smallest() : fixed_size());
     while (true) {
       BatchPlan found = search();
       bool all_measured = true;

@@ -157,9 +157,20 @@ void ProfileBook::add_boundary_formats(ChainProfile& profile) {
       boundary_formats_;
 }
 
+std::int64_t ProfileBook::measure_smallest() {
+  try {
+    measure(1);
+  } catch (const DataError&) {
+    if (!chain_.whole()) throw;
+    smallest_size_ = 2;
+    measure(2);
+  }
+  return smallest_size_;
+}
+
 void ProfileBook::explore(std::int64_t num_samples) {
   constexpr double kAlwaysAffordableSeconds = 0.5;
-  for (std::int64_t size = 1; size < num_samples; size *= 2) {
+  for (std::int64_t size = measure_smallest(); size < num_samples; size *= 2) {
     if (!measure(size)) return;
     const double update_seconds = step_seconds(measured_.at(size)) *
                                   static_cast<double>(num_samples) / static_cast<double>(size);

@@ -34,14 +34,20 @@ class ProfileBook {
   /// not fit beside all of them may fit now. The pager must outlive the book.
   void page_with(StaticPager* pager);
 
-  /// Measures a few sizes up to `num_samples`, doubling from 1, until a whole update's worth of
-  /// time was spent or a size does not fit.
+  /// Measures the fewest samples that the chain runs on, and returns their number: 1, or 2 for a
+  /// model of somebody else's that refuses one (batch norms of single values do). Fewer are then
+  /// said not to fit.
+  std::int64_t measure_smallest();
+
+  /// Measures a few sizes up to `num_samples`, doubling from the smallest, until a whole update's
+  /// worth of time was spent or a size does not fit.
   void explore(std::int64_t num_samples);
 
   bool is_measured(std::int64_t num_samples) const { return measured_.count(num_samples) != 0; }
-  /// False when this size, or a smaller one, was found not to fit.
+  /// False when this size, or a smaller one, was found not to fit, or the chain not to run on it.
   bool may_fit(std::int64_t num_samples) const {
-    return !smallest_failure_ || num_samples < *smallest_failure_;
+    return num_samples >= smallest_size_ &&
+           (!smallest_failure_ || num_samples < *smallest_failure_);
   }
 
   /// Measured, or on the line through the nearest measured sizes; bytes are then counted without
@@ -83,6 +89,7 @@ class ProfileBook {
   std::vector<BoundaryFormat> boundary_formats_;
   std::int64_t timed_boundary_bytes_ = 0;  // that the formats were measured with
   std::optional<std::int64_t> smallest_failure_;
+  std::int64_t smallest_size_ = 1;
   double seconds_ = 0.0;
 };
 

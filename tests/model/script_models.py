@@ -16,13 +16,13 @@ def conv_block(i, o):
 class UNet(nn.Module):
     """Skips across everything, in-place ReLU, batch norm, dropout."""
 
-    def __init__(self, width=4, levels=3):
+    def __init__(self, width=4, levels=3, inputs=1, classes=2):
         super().__init__()
         c = [width * 2**i for i in range(levels)]
-        self.down = nn.ModuleList([conv_block(i, o) for i, o in zip([1] + c[:-1], c)])
+        self.down = nn.ModuleList([conv_block(i, o) for i, o in zip([inputs] + c[:-1], c)])
         self.mid = nn.Sequential(conv_block(c[-1], c[-1]), nn.Dropout2d(0.2))
         self.up = nn.ModuleList([conv_block(2 * i, o) for i, o in zip(c[::-1], c[::-1][1:] + [width])])
-        self.head = nn.Conv2d(width, 2, 1)
+        self.head = nn.Conv2d(width, classes, 1)
         self.pool = nn.MaxPool2d(2)
 
     def forward(self, x):
@@ -327,4 +327,5 @@ def main():
     torch.save(models["small"].state_dict(), f"{folder}/state_dict.pt")
 
 
-main()
+if __name__ == "__main__":
+    main()

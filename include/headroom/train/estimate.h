@@ -10,6 +10,8 @@
 
 namespace headroom {
 
+class Chain;
+class Dataset;
 class Json;
 
 /// The memory of one training strategy.
@@ -23,14 +25,15 @@ struct EstimatedStrategy {
   std::int64_t peak_bytes = 0;  ///< of everything, with the optimizer of the arguments
 };
 
-/// What training a model of the zoo would occupy, without making it.
+/// What training a model would occupy.
 struct Estimate {
   std::string model;
   std::string optim;
   std::int64_t num_parameters = 0;
-  std::int64_t global_batch = 0;   ///< over all ranks
-  std::int64_t num_ranks = 1;      ///< what follows is per rank
-  std::int64_t weights_bytes = 0;  ///< buffers included
+  std::int64_t global_batch = 0;    ///< over all ranks
+  std::int64_t num_ranks = 1;       ///< what follows is per rank
+  std::int64_t weights_bytes = 0;   ///< buffers included
+  bool bytes_are_measured = false;  ///< by running stages; otherwise counted on the meta device
   std::int64_t gradients_bytes = 0;
   std::int64_t input_bytes = 0;                                   ///< of one micro-batch
   std::vector<std::pair<std::string, std::int64_t>> state_bytes;  ///< of each optimizer
@@ -53,6 +56,11 @@ struct Estimate {
 /// stage took as long as any other, so that bytes are right and the choice between plans that fit
 /// is a guess. Throws ConfigError on arguments that make no sense.
 Estimate estimate(const TrainingArguments& arguments);
+
+/// The same for a chain that is there, with its data. Bytes are counted on the meta device where
+/// every operation of the chain has shapes there, and takes what it takes when it runs on two
+/// samples; otherwise stages are run, one at a time, on as many samples as are asked about.
+Estimate estimate(const TrainingArguments& arguments, const Chain& chain, const Dataset& data);
 
 Json to_json(const Estimate& estimate);
 std::string to_text(const Estimate& estimate);

@@ -14,6 +14,10 @@ namespace headroom {
 /// place (Python's, for one).
 bool install_engine();
 
+/// Lets go of the graph of a backward that failed on this thread, which LibTorch's engine would
+/// keep until the next one.
+void release_failed_graph();
+
 /// Gives the hooks of one saved tensor each.
 class SavedTensorHookSource {
  public:

@@ -1,7 +1,6 @@
-#include "memory/engine.h"
+#include "core/engine.h"
 
 #include <headroom/core/error.h>
-#include <headroom/memory/meter.h>
 
 #include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/saved_variable_hooks.h>
@@ -127,7 +126,7 @@ void tell_when_backward_ends(std::weak_ptr<BackwardListener> listener) {
   if (BackwardCall::current) BackwardCall::current->add_listener(std::move(listener));
 }
 
-void release_failed_backward() {
+void release_failed_graph() {
   if (install_engine()) HookEngine::instance().release_failed();
 }
 

@@ -1,0 +1,281 @@
+#include "model/script_recompute.h"
+
+#include "model/script_graph.h"
+
+#include <torch/csrc/jit/ir/alias_analysis.h>
+#include <torch/csrc/jit/ir/constants.h>
+
+#include <algorithm>
+#include <map>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+namespace headroom::script {
+namespace {
+
+using namespace torch::jit;
+
+// An operation that may be run again.
+struct OperationTraits {
+  Recomputed from;  // the first level at which it is
+  // Backward needs nothing of its inputs: keeping its result is no worse than keeping an input.
+  bool forgets_inputs = false;
+  bool is_view = false;  // gives no memory of its own
+};
+
+constexpr OperationTraits kPointwise{Recomputed::kCheap};
+constexpr OperationTraits kOfResult{Recomputed::kCheap, true};
+constexpr OperationTraits kView{Recomputed::kCheap, false, true};
+constexpr OperationTraits kOther{Recomputed::kAllButProducts};
+constexpr OperationTraits kOtherOfResult{Recomputed::kAllButProducts, true};
+
+// By name, without the trailing "_" of those that write in place. Whatever is not here is kept:
+// products, convolutions, recurrent layers, random numbers, and operations that nobody has looked
+// at.
+const std::map<std::string, OperationTraits>& operation_table() {
+  static const std::map<std::string, OperationTraits> table = [] {
+    std::map<std::string, OperationTraits> rows;
+    const auto add = [&](const OperationTraits& traits, std::initializer_list<const char*> names) {
+      for (const char* name : names) rows.emplace(name, traits);
+    };
+    add(kPointwise,
+        {"aten::mul",        "aten::div",         "aten::pow",         "aten::silu",
+         "aten::gelu",       "aten::hardswish",   "aten::hardtanh",    "aten::relu6",
+         "aten::leaky_relu", "aten::elu",         "aten::abs",         "aten::clamp",
+         "aten::softplus",   "aten::mish",        "aten::square",      "aten::log",
+         "aten::where",      "aten::masked_fill", "aten::minimum",     "aten::maximum",
+         "aten::batch_norm", "aten::layer_norm",  "aten::group_norm",  "aten::prelu",
+         "aten::erf",        "aten::sin",         "aten::cos",         "aten::addcmul",
+         "aten::addcdiv",    "aten::to",          "aten::type_as",     "aten::hardsigmoid",
+         "aten::celu",       "aten::selu",        "aten::log_sigmoid", "aten::lerp"});
+    add(kOfResult, {"aten::add", "aten::sub", "aten::rsub", "aten::neg", "aten::relu", "aten::tanh",
+                    "aten::sigmoid", "aten::exp", "aten::sqrt", "aten::rsqrt", "aten::clone",
+                    "aten::contiguous"});
+    add(kView, {"aten::view",          "aten::reshape",
+                "aten::flatten",       "aten::transpose",
+                "aten::permute",       "aten::unsqueeze",
+                "aten::squeeze",       "aten::select",
+                "aten::slice",         "aten::t",
+                "aten::expand",        "aten::expand_as",
+                "aten::narrow",        "aten::chunk",
+                "aten::split",         "aten::unbind",
+                "aten::view_as",       "aten::numpy_T",
+                "aten::detach",        "prim::ListUnpack",
+                "prim::TupleUnpack",   "prim::ListConstruct",
+                "prim::TupleConstruct"});
+    add(kOther, {"aten::cat",
+                 "aten::stack",
+                 "aten::max_pool2d",
+                 "aten::avg_pool2d",
+                 "aten::adaptive_avg_pool2d",
+                 "aten::adaptive_max_pool2d",
+                 "aten::embedding",
+                 "aten::index_select",
+                 "aten::gather",
+                 "aten::roll",
+                 "aten::pad",
+                 "aten::constant_pad_nd",
+                 "aten::upsample_nearest2d",
+                 "aten::upsample_bilinear2d",
+                 "aten::repeat",
+                 "aten::cumsum",
+                 "aten::norm",
+                 "aten::var",
+                 "aten::std",
+                 "aten::tril",
+                 "aten::triu",
+                 "aten::flip",
+                 "aten::repeat_interleave"});
+    add(kOtherOfResult, {"aten::softmax", "aten::log_softmax", "aten::sum", "aten::mean"});
+    return rows;
+  }();
+  return table;
+}
+
+const OperationTraits* traits_of(const Node* node) {
+  std::string name = node->kind().toQualString();
+  if (name.size() > 1 && name.back() == '_' && name.rfind("aten::__", 0) != 0) name.pop_back();
+  const auto found = operation_table().find(name);
+  return found == operation_table().end() ? nullptr : &found->second;
+}
+
+std::vector<Value*> written_arguments(const Node* node) {
+  std::vector<Value*> written;
+  const auto* schema = node->maybeSchema();
+  for (std::size_t i = 0; schema != nullptr && i < schema->arguments().size(); ++i) {
+    const auto* alias = schema->arguments()[i].alias_info();
+    if (alias != nullptr && alias->isWrite() && i < node->inputs().size())
+      written.push_back(const_cast<Value*>(node->inputs()[i]));
+  }
+  for (const Block* block : node->blocks()) {
+    for (const Node* inner : block->nodes()) {
+      const std::vector<Value*> more = written_arguments(inner);
+      written.insert(written.end(), more.begin(), more.end());
+    }
+  }
+  return written;
+}
+
+class Chooser {
+ public:
+  Chooser(const std::shared_ptr<Graph>& graph, const std::function<bool(const Value*)>& is_state)
+      : graph_(*graph), is_state_(is_state), aliases_(graph) {
+    for (Node* node : graph_.nodes()) {
+      if (node->kind() == prim::Constant) continue;
+      position_[node] = nodes_.size();
+      nodes_.push_back(node);
+    }
+  }
+
+  std::set<const Node*> run(Recomputed which) {
+    for (const Node* node : nodes_) {
+      if (may_run_again(node, which)) chosen_.insert(node);
+    }
+    if (!note_writes()) return {};
+    leave_out_outputs();
+    // Each rule may take away what another relied on.
+    for (std::size_t before = 0; before != chosen_.size();) {
+      before = chosen_.size();
+      leave_out_half_written();
+      leave_out_what_saves_nothing();
+    }
+    const bool gains = std::any_of(chosen_.begin(), chosen_.end(),
+                                   [](const Node* node) { return !traits_of(node)->is_view; });
+    return gains ? chosen_ : std::set<const Node*>{};
+  }
+
+ private:
+  struct Write {
+    const Node* writer;
+    std::vector<const Value*> memory;  // every value of the top level that may share it
+  };
+
+  bool may_run_again(const Node* node, Recomputed which) const {
+    const OperationTraits* traits = traits_of(node);
+    if (traits == nullptr || traits->from > which || node->isNondeterministic()) return false;
+    const bool gives_tensors =
+        std::any_of(node->outputs().begin(), node->outputs().end(), [](const Value* value) {
+          return is_tensor(value) || value->type()->isSubtypeOf(*c10::ListType::ofTensors());
+        });
+    if (!gives_tensors) return false;
+    for (const Value* input : node->inputs()) {  // a list may be another one by then
+      if (input->type()->kind() == c10::TypeKind::ListType && aliases_.hasWriters(input))
+        return false;
+    }
+    return node->kind() != aten::batch_norm || is_training_norm(node);
+  }
+
+  // False when memory is written to that belongs to others, or to nobody knows whom.
+  bool note_writes() {
+    for (const Node* node : nodes_) {
+      if (node->kind() == prim::Enter || node->kind() == prim::Exit) return false;
+      for (Value* written : written_arguments(node)) {
+        if (is_state_(written)) {
+          written_state_.insert(written);
+          chosen_.erase(node);
+          continue;
+        }
+        for (const Value* input : graph_.inputs()) {
+          if (aliases_.mayAlias(written, input)) return false;
+        }
+        Write write{node, {}};
+        for (Node* maker : nodes_) {
+          for (Value* value : maker->outputs()) {
+            if (aliases_.mayContainAlias(value, written)) write.memory.push_back(value);
+          }
+        }
+        writes_.push_back(std::move(write));
+      }
+    }
+    for (const Value* state : written_state_) {
+      for (const Use& use : state->uses()) {
+        const bool keeps_statistics =
+            is_training_norm(use.user) && (use.offset == 3 || use.offset == 4);
+        if (!keeps_statistics) chosen_.erase(use.user);
+      }
+    }
+    return true;
+  }
+
+  // The stage's outputs are in memory until backward.
+  void leave_out_outputs() {
+    for (Node* node : nodes_) {
+      if (chosen_.count(node) == 0) continue;
+      for (Value* value : node->outputs()) {
+        for (Value* output : graph_.outputs()) {
+          if (aliases_.mayContainAlias(value, output)) chosen_.erase(node);
+        }
+      }
+    }
+  }
+
+  // Memory is made anew by running again all that made it and wrote to it; otherwise none of that
+  // is run again, nor whatever read it before the last write.
+  void leave_out_half_written() {
+    for (const Write& write : writes_) {
+      bool is_whole = chosen_.count(write.writer) != 0;
+      for (const Value* value : write.memory)
+        is_whole = is_whole && chosen_.count(value->node()) != 0;
+      if (is_whole) continue;
+      chosen_.erase(write.writer);
+      for (const Value* value : write.memory) {
+        chosen_.erase(value->node());
+        for (const Use& use : value->uses()) {
+          const auto found = position_.find(use.user);
+          if (found != position_.end() && found->second < position_.at(write.writer))
+            chosen_.erase(use.user);
+        }
+      }
+    }
+  }
+
+  // To drop a result that could be kept in place of an input brings nothing.
+  void leave_out_what_saves_nothing() {
+    for (Node* node : nodes_) {
+      if (chosen_.count(node) == 0 || !traits_of(node)->forgets_inputs) continue;
+      for (const Value* input : node->inputs()) {
+        if (is_tensor(input) && is_kept_for_this(input)) {
+          chosen_.erase(node);
+          break;
+        }
+      }
+    }
+  }
+
+  // Whether the value would be kept for one reader alone.
+  bool is_kept_for_this(const Value* value) const {
+    while (value->uses().size() == 1) {
+      const Node* maker = value->node();
+      if (maker->kind() == prim::Param || maker->kind() == prim::Constant) return false;
+      if (chosen_.count(maker) == 0) return true;
+      if (!traits_of(maker)->is_view || maker->inputs().empty()) return false;
+      value = maker->inputs()[0];
+    }
+    return false;
+  }
+
+  Graph& graph_;
+  const std::function<bool(const Value*)>& is_state_;
+  AliasDb aliases_;
+  std::vector<Node*> nodes_;
+  std::unordered_map<const Node*, std::size_t> position_;
+  std::set<const Node*> chosen_;
+  std::set<const Value*> written_state_;
+  std::vector<Write> writes_;
+};
+
+}  // namespace
+
+bool is_training_norm(const Node* node) {
+  if (node->kind() != aten::batch_norm) return false;
+  const auto uses_batch = toIValue(node->inputs()[5]);
+  return uses_batch && uses_batch->isBool() && uses_batch->toBool();
+}
+
+std::set<const Node*> nodes_to_recompute(const std::shared_ptr<Graph>& graph, Recomputed which,
+                                         const std::function<bool(const Value*)>& is_state) {
+  return Chooser(graph, is_state).run(which);
+}
+
+}  // namespace headroom::script

@@ -1,0 +1,32 @@
+#pragma once
+
+// Which operations of a segment backward can run again, instead of keeping what they gave.
+
+#include <torch/csrc/jit/ir/ir.h>
+
+#include <functional>
+#include <memory>
+#include <set>
+
+namespace headroom::script {
+
+/// What is run again, each with all of the one before.
+enum class Recomputed {
+  kCheap,           ///< pointwise operations, norms and views
+  kAllButProducts,  ///< whatever is neither a product, nor a convolution, nor random
+};
+
+/// Nodes of the graph's top level that give the same bits when backward runs them again, from what
+/// is there anyway and from what the other nodes gave. Nodes whose results have to be kept anyway
+/// (as outputs of the graph, say) are not among them. `is_state`: whether an input of the graph is
+/// a tensor of the model. Empty where nothing is gained, or where the graph writes to what is not
+/// its own.
+std::set<const torch::jit::Node*> nodes_to_recompute(
+    const std::shared_ptr<torch::jit::Graph>& graph, Recomputed which,
+    const std::function<bool(const torch::jit::Value*)>& is_state);
+
+/// Whether the node is a batch norm that takes the statistics of the batch, and so reads none of
+/// those that it keeps.
+bool is_training_norm(const torch::jit::Node* node);
+
+}  // namespace headroom::script
