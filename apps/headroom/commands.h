@@ -11,6 +11,8 @@
 #include <optional>
 #include <set>
 #include <string>
+#include <utility>
+#include <vector>
 
 namespace CLI {
 class App;
@@ -41,13 +43,19 @@ class ArgumentFlags {
 /// A model of the zoo with its data, as the arguments say. Weights are made from arguments.seed,
 /// under the budget's cap. Cores are shared with the other ranks of this machine.
 struct Task {
+  TrainingArguments arguments;  ///< as given, with what was left to the machine settled
   ZooModel model;
   std::shared_ptr<const Dataset> train_data;
   std::shared_ptr<const Dataset> eval_data;    ///< null where there is none
   std::shared_ptr<const Tokenizer> tokenizer;  ///< of text; null for other data
+  /// What belongs beside the trained model: names and contents.
+  std::vector<std::pair<std::string, std::string>> files;
 };
 /// A TorchScript model is compared with its stages on the first samples, unless it is trusted.
-Task make_task(const TrainingArguments& arguments, std::int64_t num_local_ranks = 1);
+/// `is_trained`: the model may get another head for the classes of the data. Otherwise they must be
+/// the model's.
+Task make_task(const TrainingArguments& arguments, std::int64_t num_local_ranks = 1,
+               bool is_trained = true);
 /// The same for a TorchScript model, whatever budget the arguments give; nothing where they name
 /// another kind of model.
 std::optional<Task> make_uncapped_script_task(const TrainingArguments& arguments);

@@ -47,6 +47,7 @@ std::vector<Variant> make_variants(const TrainingArguments& given) {
   TrainingArguments plain = given;
   plain.global_batch_size = 0;
   plain.memory_budget_bytes = 0;
+  plain.memory_budget_auto = false;
   plain.gradient_checkpointing.clear();
   plain.per_device_train_batch_size = global;
   plain.gradient_accumulation_steps = "1";
@@ -63,11 +64,12 @@ std::vector<Variant> make_variants(const TrainingArguments& given) {
                                    {"+ accumulation", accumulation},
                                    {"+ checkpointing", checkpointing},
                                    {"+ both", both}};
-  if (given.memory_budget_bytes > 0) {
+  if (given.has_budget()) {
     TrainingArguments planned = plain;
     planned.global_batch_size = global;
     planned.per_device_train_batch_size = 0;
     planned.memory_budget_bytes = given.memory_budget_bytes;
+    planned.memory_budget_auto = given.memory_budget_auto;
     planned.gradient_checkpointing = "optimal";
     variants.push_back({"planned", planned});
   }
@@ -82,7 +84,7 @@ Outcome run(const Variant& variant) {
   arguments.save_model = false;  // what is compared is how they train
   try {
     const Task task = make_task(arguments);
-    Trainer trainer(arguments, task.model.chain, task.train_data, task.eval_data);
+    Trainer trainer(task.arguments, task.model.chain, task.train_data, task.eval_data);
     outcome.results = trainer.train();
   } catch (const BudgetError& error) {
     outcome.problem = error.what();

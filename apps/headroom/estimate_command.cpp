@@ -6,6 +6,8 @@
 #include <headroom/train/estimate.h>
 
 #include <c10/util/Exception.h>
+#include "train/auto_budget.h"
+
 #include <fmt/format.h>
 #include <CLI/CLI.hpp>
 
@@ -34,10 +36,11 @@ Command add_estimate_command(CLI::App& app) {
       "estimate", "what training a model would occupy, without making it (\"will it fit?\")");
   auto flags = std::make_shared<ArgumentFlags>(*command);
   return [flags] {
-    const TrainingArguments arguments = flags->arguments();
+    TrainingArguments arguments = flags->arguments();
     configure_threads(
         static_cast<int>(arguments.num_threads),
         static_cast<int>(arguments.nproc_per_node));  // each thread has scratch memory of its own
+    settle_budget(arguments, arguments.nproc_per_node);
     const Estimate result = estimate_checked(arguments);
     fmt::print("{}", arguments.json ? to_json(result).dump() + "\n" : to_text(result));
     return 0;

@@ -12,16 +12,16 @@
 #include <CLI/CLI.hpp>
 
 #include <algorithm>
-#include <cmath>
 
 namespace headroom {
 namespace {
 
-Json to_json(const EvalResults& results, bool is_language_model, std::int64_t peak_memory_bytes) {
+Json to_json(const EvalResults& results, std::int64_t peak_memory_bytes) {
   Json object = Json::object();
   object.set("eval_loss", results.loss);
   if (results.accuracy) object.set("eval_accuracy", *results.accuracy);
-  if (is_language_model) object.set("perplexity", std::exp(results.loss));
+  if (results.f1) object.set("eval_f1", *results.f1);
+  if (results.perplexity) object.set("perplexity", *results.perplexity);
   object.set("eval_samples", results.num_samples).set("peak_memory_bytes", peak_memory_bytes);
   return object;
 }
@@ -62,15 +62,14 @@ Command add_evaluate_command(CLI::App& app) {
     if (!folder->empty() || !requested_script(arguments))
       arguments.model_name_or_path = saved_model_folder(*folder, arguments.model_name_or_path);
     arguments.trust_model = true;  // nothing is trained
-    const Task task = make_task(arguments);
-    const EvalResults results = evaluate(arguments, task);
-    const bool is_language_model = task.model.input.kind == ModelInput::Kind::kTokens;
+    const Task task = make_task(arguments, 1, /*is_trained=*/false);
+    const EvalResults results = evaluate(task.arguments, task);
     const std::int64_t peak_bytes = MemoryMeter::instance().peak_bytes();
     if (arguments.json) {
-      fmt::print("{}\n", to_json(results, is_language_model, peak_bytes).dump());
+      fmt::print("{}\n", to_json(results, peak_bytes).dump());
       return 0;
     }
-    fmt::print("evaluation        {}\n", evaluation_text(results, is_language_model));
+    fmt::print("evaluation        {}\n", evaluation_text(results));
     fmt::print("samples           {}\n", results.num_samples);
     fmt::print("peak memory       {}\n", format_bytes(peak_bytes));
     return 0;

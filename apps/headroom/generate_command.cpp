@@ -8,6 +8,8 @@
 #include <headroom/model/generate.h>
 #include <headroom/model/pretrained.h>
 
+#include "train/auto_budget.h"
+
 #include <fmt/format.h>
 #include <CLI/CLI.hpp>
 
@@ -23,8 +25,9 @@ struct Request {
   std::int64_t top_k = 0;
 };
 
-ZooModel load(const std::string& folder, const TrainingArguments& arguments) {
+ZooModel load(const std::string& folder, TrainingArguments arguments) {
   configure_threads(static_cast<int>(arguments.num_threads));
+  settle_budget(arguments);
   MemoryMeter::instance().set_cap(arguments.memory_budget_bytes);
   try {
     const OwnerScope owner(Owner::kWeights);

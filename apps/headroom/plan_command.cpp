@@ -14,7 +14,7 @@ namespace {
 
 int plan_model(const TrainingArguments& arguments) {
   const Task task = make_task(arguments, arguments.nproc_per_node);
-  Trainer trainer(arguments, task.model.chain, task.train_data, task.eval_data);
+  Trainer trainer(task.arguments, task.model.chain, task.train_data, task.eval_data);
   const RunPlan plan = trainer.plan();
   fmt::print("{}", arguments.json ? to_json(plan).dump() + "\n" : to_text(plan));
   return 0;

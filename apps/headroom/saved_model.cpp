@@ -5,8 +5,6 @@
 
 #include <fmt/format.h>
 
-#include <cmath>
-
 namespace headroom {
 
 std::string saved_model_folder(const std::string& by_position, const std::string& by_flag) {
@@ -30,12 +28,11 @@ std::shared_ptr<const Tokenizer> tokenizer_for(const std::string& path,
   return make_byte_tokenizer();
 }
 
-std::string evaluation_text(const EvalResults& eval, bool is_language_model) {
+std::string evaluation_text(const EvalResults& eval) {
   std::string text = "loss " + format_loss(eval.loss);
   if (eval.accuracy) text += fmt::format(", accuracy {:.2f}%", 100 * *eval.accuracy);
-  if (is_language_model) {
-    text += fmt::format(", perplexity {}", format_figure(std::exp(eval.loss)));
-  }
+  if (eval.f1) text += fmt::format(", F1 {:.2f}%", 100 * *eval.f1);
+  if (eval.perplexity) text += fmt::format(", perplexity {}", format_figure(*eval.perplexity));
   return text;
 }
 

@@ -17,8 +17,7 @@ std::string saved_model_folder(const std::string& by_position, const std::string
 std::shared_ptr<const Tokenizer> tokenizer_for(const std::string& path,
                                                const std::string& model_folder);
 
-/// "loss 1.2345, accuracy 67.89%, perplexity 3.44": perplexity is e^loss, where the loss is per
-/// token.
-std::string evaluation_text(const EvalResults& eval, bool is_language_model);
+/// "loss 1.2345, accuracy 67.89%, F1 65.43%" or "loss 1.2345, perplexity 3.44": what there is.
+std::string evaluation_text(const EvalResults& eval);
 
 }  // namespace headroom

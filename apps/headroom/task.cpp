@@ -7,12 +7,16 @@
 #include <headroom/data/tokenizer.h>
 #include <headroom/execute/executor.h>
 #include <headroom/memory/meter.h>
+#include <headroom/model/safetensors.h>
+#include "config/task.h"
 #include "data/data_format.h"
 #include "memory/shape_meter.h"
 #include "memory/spill_store.h"
 #include "model/config_text.h"
+#include "model/published.h"
 #include "model/requested_model.h"
 #include "model/script_folder.h"
+#include "train/auto_budget.h"
 
 #include <fmt/format.h>
 #include <unistd.h>
@@ -34,11 +38,35 @@ void check_tokenizer(const TrainingArguments& arguments) {
                   arguments.dataset, format.what));
 }
 
-std::int64_t bytes_of_weights(const TrainingArguments& arguments) {
+// What the task wants the model to end in. The number of classes is not known before the data is.
+ModelHead asked_head(const TrainingArguments& arguments) {
+  constexpr std::int64_t kAnyNumber = 2;
+  if (arguments.task.empty()) return {};
+  switch (parse_task(arguments.task)) {
+    case TaskKind::kTextClassification:
+      return {ModelHead::Kind::kClassifier, kAnyNumber};
+    case TaskKind::kCausalLm:
+    case TaskKind::kMaskedLm:
+      return {ModelHead::Kind::kLanguageModel, 0};
+    default:
+      return {};
+  }
+}
+
+void check_task(const TrainingArguments& arguments, const ModelInput& input) {
+  if (arguments.task.empty() || parse_task(arguments.task) == task_of(input)) return;
+  throw ConfigError(fmt::format("--task {}, but {} is for {}", arguments.task,
+                                arguments.model_flag(), task_name(task_of(input))));
+}
+
+// What the model reads, and the bytes of its weights: by its sizes alone.
+std::pair<ModelInput, std::int64_t> check_model(const TrainingArguments& arguments) {
   const std::int64_t before = ShapeMeter::instance().live_bytes();
   const ShapeOnlyScope scope;
-  const ZooModel model = make_requested_model(arguments);
-  return ShapeMeter::instance().live_bytes() - before;
+  const ZooModel model = make_requested_model(arguments, asked_head(arguments));
+  const std::int64_t bytes = ShapeMeter::instance().live_bytes() - before;
+  check_task(arguments, model.input);
+  return {model.input, bytes};
 }
 
 // Refuses a model that this machine cannot hold before anything of it is allocated: Linux would
@@ -52,7 +80,15 @@ void check_machine_holds_weights(const TrainingArguments& arguments, std::int64_
                   arguments.model_flag(), format_bytes(bytes), format_bytes(machine_bytes)));
 }
 
-OpenedData open_data_for(const ModelInput& input, const TrainingArguments& arguments) {
+std::vector<StoredArray> list_safetensors(const std::string& path) {
+  std::vector<StoredArray> arrays;
+  for (const SafetensorsEntry& entry : SafetensorsReader(path).entries())
+    arrays.push_back({path, entry.name, entry.dtype, entry.shape, entry.begin});
+  return arrays;
+}
+
+OpenedData open_data_for(const ModelInput& input, const TrainingArguments& arguments,
+                         bool is_trained) {
   DataRequest request;
   request.dataset = arguments.dataset;
   const std::string& folder = arguments.model_name_or_path;
@@ -63,7 +99,43 @@ OpenedData open_data_for(const ModelInput& input, const TrainingArguments& argum
   request.input = input;
   request.seed = static_cast<std::uint64_t>(arguments.seed);
   request.order_seed = arguments.order_seed();
+  request.model_folder = folder;
+  if (!folder.empty()) request.labels = label_names_of(folder);
+  request.is_trained = is_trained;
+  request.takes_any_shape = is_script(arguments);
+  request.text_column = arguments.text_column;
+  request.label_column = arguments.label_column;
+  request.image_column = arguments.image_column;
+  request.packs = arguments.packing;
+  request.num_workers = arguments.dataloader_num_workers;
+  request.list_arrays = list_safetensors;
   return open_data(request);
+}
+
+void take_data(OpenedData data, Task& task) {
+  task.train_data = std::move(data.train);
+  task.eval_data = std::move(data.eval);
+  task.tokenizer = std::move(data.tokenizer);
+  task.files = std::move(data.files);
+}
+
+// The head for the classes of the data, where it names them.
+ModelHead head_for(const OpenedData& data, const TrainingArguments& arguments, bool is_trained) {
+  if (data.labels.empty() || !is_trained) return asked_head(arguments);
+  return {ModelHead::Kind::kClassifier, static_cast<std::int64_t>(data.labels.size())};
+}
+
+void name_classes(const OpenedData& data, ZooModel& model) {
+  const auto num_labels = static_cast<std::int64_t>(data.labels.size());
+  if (num_labels == 0) return;
+  if (num_labels > model.input.num_classes) {
+    throw ConfigError(
+        fmt::format("the data has {} classes, but --model_config says {}: leave num_labels or "
+                    "classes out",
+                    num_labels, model.input.num_classes));
+  }
+  if (num_labels == model.input.num_classes)
+    set_label_names(model.chain, data.labels, data.padding_token);
 }
 
 // A TorchScript file does not say what it reads: --model_config says what the data is to be.
@@ -94,10 +166,12 @@ void check_script(const Chain& chain, const MicroBatch& samples) {
   }
 }
 
-Task make_script_task(const ScriptRequest& request, const TrainingArguments& arguments) {
+Task make_script_task(const ScriptRequest& request, const TrainingArguments& arguments,
+                      bool is_trained = true) {
   Task task;
   task.model.input = script_input(request.sizes);
-  OpenedData data = open_data_for(task.model.input, arguments);
+  check_task(arguments, task.model.input);
+  OpenedData data = open_data_for(task.model.input, arguments, is_trained);
   // A batch norm needs more than one sample.
   const std::vector<std::int64_t> first =
       data.train->size() > 1 ? std::vector<std::int64_t>{0, 1} : std::vector<std::int64_t>{0};
@@ -114,9 +188,8 @@ Task make_script_task(const ScriptRequest& request, const TrainingArguments& arg
   }
   if (!arguments.trust_model) check_script(task.model.chain, samples);
   choose_trained_parameters(task.model.chain, arguments);
-  task.train_data = std::move(data.train);
-  task.eval_data = std::move(data.eval);
-  task.tokenizer = std::move(data.tokenizer);
+  task.arguments = arguments;
+  take_data(std::move(data), task);
   return task;
 }
 
@@ -129,33 +202,40 @@ std::optional<Task> make_uncapped_script_task(const TrainingArguments& arguments
   return make_script_task(*script, arguments);
 }
 
-Task make_task(const TrainingArguments& arguments, std::int64_t num_local_ranks) {
-  configure_threads(static_cast<int>(arguments.num_threads), static_cast<int>(num_local_ranks));
-  check_tokenizer(arguments);
-  const std::optional<ScriptRequest> script = requested_script(arguments);
-  const std::int64_t weights = script ? 0 : bytes_of_weights(arguments);
-  const bool is_paged = arguments.memory_budget_bytes > 0 && !arguments.spill_dir.empty() &&
-                        num_local_ranks == 1 && weights > arguments.memory_budget_bytes;
-  if (!is_paged) check_machine_holds_weights(arguments, weights);
+Task make_task(const TrainingArguments& given, std::int64_t num_local_ranks, bool is_trained) {
+  configure_threads(static_cast<int>(given.num_threads), static_cast<int>(num_local_ranks));
+  check_tokenizer(given);
   MemoryMeter& meter = MemoryMeter::instance();
+  TrainingArguments arguments = given;
+  if (const std::optional<ScriptRequest> script = requested_script(arguments)) {
+    settle_budget(arguments, num_local_ranks);
+    meter.set_cap(arguments.memory_budget_bytes);
+    seed_everything(static_cast<std::uint64_t>(arguments.seed));
+    return make_script_task(*script, arguments, is_trained);
+  }
+  // The data first: its classes decide the model's head, and what it takes is not left for tensors.
+  const auto [input, weights_bytes] = check_model(arguments);
+  OpenedData data = open_data_for(input, arguments, is_trained);
+  settle_budget(arguments, num_local_ranks);
+  const bool is_paged = arguments.memory_budget_bytes > 0 && !arguments.spill_dir.empty() &&
+                        num_local_ranks == 1 && weights_bytes > arguments.memory_budget_bytes;
+  if (!is_paged) check_machine_holds_weights(arguments, weights_bytes);
   meter.set_cap(arguments.memory_budget_bytes);
   seed_everything(static_cast<std::uint64_t>(arguments.seed));
-  if (script) return make_script_task(*script, arguments);
   Task task;
+  task.arguments = arguments;
   try {
     const OwnerScope owner(Owner::kWeights);
     // Weights that the budget does not hold are made where they are paged.
     std::optional<MappedAllocationScope> on_disk;
     if (is_paged) on_disk.emplace(std::make_shared<SpillStore>(arguments.spill_dir));
-    task.model = load_requested_model(arguments);
+    task.model = load_requested_model(arguments, head_for(data, arguments, is_trained));
   } catch (const OutOfBudget& error) {
     throw BudgetError(fmt::format("--memory_budget does not even hold the weights of {}: {}",
                                   arguments.model_flag(), error.what_without_backtrace()));
   }
-  OpenedData data = open_data_for(task.model.input, arguments);
-  task.train_data = std::move(data.train);
-  task.eval_data = std::move(data.eval);
-  task.tokenizer = std::move(data.tokenizer);
+  name_classes(data, task.model);
+  take_data(std::move(data), task);
   return task;
 }
 

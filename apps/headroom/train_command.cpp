@@ -1,6 +1,8 @@
 #include "commands.h"
+#include "config/task.h"
 #include "core/figures.h"
 #include "core/input_file.h"
+#include "core/output_file.h"
 #include "launch.h"
 #include "report/json.h"
 #include "saved_model.h"
@@ -25,7 +27,7 @@
 namespace headroom {
 namespace {
 
-void print_results(const TrainResults& results, bool is_language_model) {
+void print_results(const TrainResults& results) {
   fmt::print("updates           {} ({:.2f} epochs) in {} s: {} samples/s\n", results.global_step,
              results.epoch, format_figure(results.train_runtime),
              format_figure(results.train_samples_per_second));
@@ -34,8 +36,7 @@ void print_results(const TrainResults& results, bool is_language_model) {
              results.gradient_accumulation_steps, results.micro_batch_size);
   fmt::print("loss              {} (last global batch), {} (mean)\n",
              format_loss(results.final_loss), format_loss(results.train_loss));
-  if (results.eval)
-    fmt::print("evaluation        {}\n", evaluation_text(*results.eval, is_language_model));
+  if (results.eval) fmt::print("evaluation        {}\n", evaluation_text(*results.eval));
   fmt::print("peak memory       {} (activations {}), resident {}\n",
              format_bytes(results.peak_memory_bytes), format_bytes(results.peak_activation_bytes),
              format_bytes(results.peak_rss_bytes));
@@ -57,6 +58,13 @@ void print_sample(const Task& task, const TrainingArguments& arguments) {
   const std::vector<std::int64_t> tokens =
       generate(task.model.chain, task.tokenizer->encode("\n"), options);
   fmt::print("sample:\n{}\n", task.tokenizer->decode(tokens));
+}
+
+void save_beside_model(const Task& task) {
+  const std::string& folder = task.arguments.output_dir;
+  if (task.tokenizer) task.tokenizer->save(folder);
+  for (const auto& [name, contents] : task.files)
+    write_file_atomically(folder + "/" + name, contents);
 }
 
 // Ranks that the user started are as many as the user says.
@@ -98,12 +106,13 @@ TrainResults train_checked(Trainer& trainer, const Task& task) {
   }
 }
 
-int train_rank(const TrainingArguments& arguments, std::int64_t num_local_ranks,
+int train_rank(const TrainingArguments& given, std::int64_t num_local_ranks,
                const std::shared_ptr<Communicator>& comm) {
-  check_adapter_folder(arguments);
-  const Task task = make_task(arguments, num_local_ranks);
-  if (arguments.sample &&
-      (!task.tokenizer || task.model.input.num_masked > 0 || task.model.chain.whole())) {
+  check_adapter_folder(given);
+  const Task task = make_task(given, num_local_ranks);
+  const TrainingArguments& arguments = task.arguments;
+  if (arguments.sample && (!task.tokenizer || task_of(task.model.input) != TaskKind::kCausalLm ||
+                           task.model.chain.whole())) {
     throw ConfigError(
         "--sample needs a model that continues text, and text to train on: --model gpt with "
         "--dataset TEXT");
@@ -116,12 +125,12 @@ int train_rank(const TrainingArguments& arguments, std::int64_t num_local_ranks,
   const auto exit_code =
       static_cast<int>(trainer.was_interrupted() ? ExitCode::kInterrupted : ExitCode::kDone);
   if (!comm->is_first()) return exit_code;
-  if (arguments.save_model && task.tokenizer) task.tokenizer->save(arguments.output_dir);
+  if (arguments.save_model) save_beside_model(task);
   if (arguments.save_model && arguments.lora_merge) save_merged(arguments, task);
   if (arguments.json) {
     fmt::print("{}\n", to_json(results).dump());
   } else {
-    print_results(results, task.model.input.kind == ModelInput::Kind::kTokens);
+    print_results(results);
   }
   if (arguments.sample && !trainer.was_interrupted()) print_sample(task, arguments);
   return exit_code;

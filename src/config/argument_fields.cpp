@@ -2,6 +2,7 @@
 
 #include <headroom/core/bytes.h>
 #include <headroom/core/error.h>
+#include "config/task.h"
 #include "core/nearest_name.h"
 
 #include <fmt/format.h>
@@ -147,21 +148,33 @@ ArgumentField on_off(const char* name, bool A::*member, const char* help,
   return made;
 }
 
-ArgumentField bytes(const char* name, std::int64_t A::*member, const char* help,
-                    FieldTrait traits = FieldTrait::kNone) {
+ArgumentField bytes_or_auto(const char* name, std::int64_t A::*member, bool A::*is_auto,
+                            const char* help, FieldTrait traits = FieldTrait::kNone) {
   ArgumentField made = field(name, help, traits);
-  made.range = "1 byte or more";
-  made.set = [name, member](A& a, const std::string& value) {
-    a.*member = parse_bytes(value);
-    if (a.*member == 0)
+  made.range = "1 byte or more, or auto";
+  made.set = [name, member, is_auto](A& a, const std::string& value) {
+    a.*is_auto = value == "auto";
+    a.*member = a.*is_auto ? 0 : parse_bytes(value);
+    if (a.*member == 0 && !(a.*is_auto))
       reject_argument(name, value, "a budget must be above 0; leave the flag out for no budget");
   };
-  made.get = [member](const A& a) {
+  made.get = [member, is_auto](const A& a) {
+    if (a.*is_auto) return std::string("auto");
     return a.*member == 0 ? std::string("none") : std::to_string(a.*member);
   };
   made.check = [name, member](const A& a) {
     if (a.*member < 0)
       reject_argument(name, std::to_string(a.*member), "must not be negative; 0 means no budget");
+  };
+  return made;
+}
+
+ArgumentField task(const char* help) {
+  ArgumentField made = text("task", &A::task, help, kInSnapshot | kAffectsCosts);
+  made.range = fmt::format("{}", fmt::join(task_names(), ", "));
+  made.help = fmt::format("{}: {}", made.range, help);
+  made.check = [](const A& a) {
+    if (!a.task.empty()) parse_task(a.task);
   };
   return made;
 }
@@ -199,12 +212,24 @@ std::vector<ArgumentField> make_fields() {
       text("freeze", &A::freeze,
            "parameters that are not trained, by their names or those of modules: a,b.*",
            kInSnapshot | kAffectsCosts),
+      task("what is learned; without it, what the model is for"),
       text("dataset", &A::dataset, "what to train on", kInSnapshot | kAffectsCosts),
       text(
           "tokenizer", &A::tokenizer,
           "of text files: a folder, tokenizer.json, vocab.txt or SentencePiece model; without it a "
           "token is a byte",
           kInSnapshot),
+      text("text_column", &A::text_column, "of .csv, .tsv and .jsonl: the text", kInSnapshot),
+      text("label_column", &A::label_column, "of .csv, .tsv and .jsonl: the class of a text",
+           kInSnapshot),
+      text("image_column", &A::image_column,
+           "of .csv, .tsv and .jsonl for contrastive models: the path of the text's image",
+           kInSnapshot),
+      on_off("packing", &A::packing,
+             "put several texts into one row of a causal language model; none sees another",
+             kInSnapshot | kAffectsCosts),
+      on_off("group_by_length", &A::group_by_length,
+             "put texts of like length into one micro-batch, so that less is padding", kInSnapshot),
       on_off("shuffle", &A::shuffle, "a new order in each epoch, by data_seed", kInSnapshot),
 
       integer("per_device_train_batch_size", &A::per_device_train_batch_size, {0, kMaxBatchSamples},
@@ -219,8 +244,9 @@ std::vector<ArgumentField> make_fields() {
       on_off("dataloader_drop_last", &A::dataloader_drop_last,
              "drop the last window of an epoch when it is not full"),
 
-      bytes("memory_budget", &A::memory_budget_bytes,
-            "bytes that tensors may occupy, per rank, weights and all, e.g. 512MiB; a hard cap"),
+      bytes_or_auto("memory_budget", &A::memory_budget_bytes, &A::memory_budget_auto,
+                    "bytes that tensors may occupy, per rank, weights and all, e.g. 512MiB; a hard "
+                    "cap; auto: what this machine or container can give, less the program itself"),
       text("spill_dir", &A::spill_dir,
            "a folder on disk where the plan for a memory_budget may put activations, when that is "
            "faster",
@@ -257,12 +283,19 @@ std::vector<ArgumentField> make_fields() {
       integer("data_seed", &A::data_seed, {-1, kAnyInteger}, "of the order of samples; -1: seed",
               kInSnapshot),
       integer("dataloader_num_workers", &A::dataloader_num_workers, {0, kMaxThreads},
-              "0: load when needed; 1 or more: prefetch on a thread"),
+              "threads that read and decode samples ahead of training; 0: load when needed"),
 
       choice("eval_strategy", &A::eval_strategy, {"no", "steps", "epoch"},
              "when to evaluate besides the end"),
       integer("eval_steps", &A::eval_steps, {1, kMaxUpdates},
               "updates between evaluations, with eval_strategy steps"),
+      on_off("load_best_model_at_end", &A::load_best_model_at_end,
+             "end with the weights of the best evaluation instead of the last ones", kInSnapshot),
+      choice("metric_for_best_model", &A::metric_for_best_model,
+             {"loss", "accuracy", "f1", "perplexity"}, "what says which evaluation is best",
+             kInSnapshot),
+      integer("early_stopping_patience", &A::early_stopping_patience, {0, kMaxUpdates},
+              "end after so many evaluations in a row without a better one; 0: never"),
       integer("logging_steps", &A::logging_steps, {1, kMaxUpdates}, "updates between logged lines"),
       integer("save_steps", &A::save_steps, {0, kMaxUpdates}, "updates between snapshots; 0: none"),
       integer("save_total_limit", &A::save_total_limit, {0, kMaxSnapshots},

@@ -98,7 +98,7 @@ void validate_checkpointing(const TrainingArguments& arguments) {
   }
   require_one_of("gradient_checkpointing", policy,
                  {"every", "sqrt", "log", "optimal", "none", "segments=K"});
-  if (policy == "optimal" && arguments.memory_budget_bytes == 0) {
+  if (policy == "optimal" && !arguments.has_budget()) {
     throw ConfigError(
         "--gradient_checkpointing optimal needs a budget to be optimal for: add --memory_budget");
   }
@@ -116,8 +116,20 @@ void validate_spill_dir(const TrainingArguments& arguments, const std::set<std::
     reject_argument("spill_dir", folder, "there is no such folder; make it first");
   if (::access(folder.c_str(), W_OK | X_OK) != 0)
     reject_argument("spill_dir", folder, "this folder cannot be written");
-  if (given.count("spill_dir") != 0 && arguments.memory_budget_bytes == 0) {
+  if (given.count("spill_dir") != 0 && !arguments.has_budget()) {
     throw ConfigError("--spill_dir is for plans that must fit a budget: add --memory_budget");
+  }
+}
+
+void validate_evaluation(const TrainingArguments& arguments) {
+  if (arguments.eval_strategy != "no") return;
+  if (arguments.load_best_model_at_end) {
+    throw ConfigError(
+        "--load_best_model_at_end chooses among evaluations: add --eval_strategy steps or epoch");
+  }
+  if (arguments.early_stopping_patience > 0) {
+    throw ConfigError(
+        "--early_stopping_patience counts evaluations: add --eval_strategy steps or epoch");
   }
 }
 
@@ -137,6 +149,7 @@ void validate(const TrainingArguments& arguments, const std::set<std::string>& g
   validate_accumulation(arguments);
 
   validate_precision(arguments);
+  validate_evaluation(arguments);
   if (arguments.global_batch_size > 0 && given.count("gradient_accumulation_steps") != 0) {
     throw ConfigError(
         "--global_batch_size and --gradient_accumulation_steps both say how many samples make an "

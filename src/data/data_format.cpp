@@ -23,6 +23,8 @@ const char* samples_of(ModelInput::Kind kind) {
       return "tokens";
     case ModelInput::Kind::kPairs:
       return "images with their texts";
+    case ModelInput::Kind::kTexts:
+      return "texts with their classes";
   }
   return "";
 }
@@ -30,8 +32,9 @@ const char* samples_of(ModelInput::Kind kind) {
 }  // namespace
 
 const std::vector<DataFormat>& data_formats() {
-  static const std::vector<DataFormat> formats = {synthetic_format(), idx_format(), token_format(),
-                                                  text_format()};
+  static const std::vector<DataFormat> formats = {
+      synthetic_format(), array_format(), image_folder_format(), table_format(),
+      idx_format(),       token_format(), text_format()};
   return formats;
 }
 

@@ -5,13 +5,25 @@
 #include <headroom/core/model_input.h>
 #include <headroom/data/dataset.h>
 #include <headroom/data/tokens.h>
+#include "data/labels.h"
 
 #include <cstdint>
+#include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
 namespace headroom {
+
+/// An array inside of a file: where its elements lie, row by row, little-endian.
+struct StoredArray {
+  std::string path;  ///< of the file
+  std::string name;  ///< of the array: "inputs", say
+  at::ScalarType dtype = at::kFloat;
+  std::vector<std::int64_t> shape;
+  std::int64_t begin = 0;  ///< of its first byte in the file
+};
 
 /// Which data, and for which model.
 struct DataRequest {
@@ -21,12 +33,25 @@ struct DataRequest {
   ModelInput input;              ///< what it reads
   std::uint64_t seed = 0;        ///< of data that is made up
   std::uint64_t order_seed = 0;  ///< of what is drawn from the data: crops, masks
+  std::string model_folder;      ///< with preprocessor_config.json, perhaps; empty: none
+  LabelNames labels;             ///< the classes that a saved model has; empty: none
+  bool is_trained = true;        ///< otherwise labels must be the model's
+  bool takes_any_shape = false;  ///< a model that does not say what it reads: arrays fit if it runs
+  std::string text_column = "text", label_column = "label", image_column = "image";
+  bool packs = false;            ///< several texts share a row
+  std::int64_t num_workers = 0;  ///< threads that decode
+  /// What a .safetensors file holds; null: such files cannot be read.
+  std::function<std::vector<StoredArray>(const std::string& path)> list_arrays;
 };
 
 struct OpenedData {
   std::shared_ptr<const Dataset> train;
   std::shared_ptr<const Dataset> eval;         ///< null where there is none
   std::shared_ptr<const Tokenizer> tokenizer;  ///< of text; null for other data
+  LabelNames labels;  ///< classes by number; empty where they have no names
+  /// A file that belongs beside the trained model: its name and contents.
+  std::vector<std::pair<std::string, std::string>> files;
+  std::optional<std::int64_t> padding_token;  ///< that texts of a classifier are filled up with
 };
 
 /// One kind of data.
@@ -56,6 +81,9 @@ std::optional<Masking> masking_of(const ModelInput& input, std::int64_t mask_tok
                                   std::uint64_t seed);
 
 DataFormat synthetic_format();
+DataFormat array_format();
+DataFormat image_folder_format();
+DataFormat table_format();
 DataFormat idx_format();
 DataFormat token_format();
 DataFormat text_format();

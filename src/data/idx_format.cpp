@@ -19,8 +19,9 @@ OpenedData open(const DataRequest& request) {
   const std::string folder =
       request.dataset == kFashionMnist ? kFashionMnistFolder : request.dataset;
   const ModelInput& input = request.input;
-  OpenedData data{open_idx_images(folder, true, input.num_classes),
-                  open_idx_images(folder, false, input.num_classes), nullptr};
+  OpenedData data;
+  data.train = open_idx_images(folder, true, input.num_classes);
+  data.eval = open_idx_images(folder, false, input.num_classes);
   const at::Tensor image = data.train->load({0}).inputs.at(0);  // (1, C, rows, columns)
   if (image.size(1) != input.channels || image.size(2) != input.rows ||
       image.size(3) != input.columns) {

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <utility>
 #include <vector>
 
 namespace headroom {
@@ -15,6 +16,9 @@ class SampleOrder {
   /// Of no samples.
   SampleOrder() = default;
   SampleOrder(std::int64_t num_samples, bool shuffle, std::uint64_t seed, std::int64_t epoch);
+  /// An order as it is given: a table of any size.
+  explicit SampleOrder(std::vector<std::int64_t> order)
+      : size_(static_cast<std::int64_t>(order.size())), table_(std::move(order)) {}
 
   std::int64_t size() const { return size_; }
   /// The sample at a place from 0 to below size().

@@ -3,6 +3,7 @@
 
 #include "core/counter_random.h"
 #include "core/input_file.h"
+#include "data/text_data.h"
 #include "data/token_rows.h"
 
 #include <fmt/format.h>
@@ -46,8 +47,8 @@ class FileTokens final : public TokenSource {
 
 class EncodedTokens final : public TokenSource {
  public:
-  EncodedTokens(std::string name, const std::vector<std::int64_t>& tokens)
-      : name_(std::move(name)), tokens_(tokens.begin(), tokens.end()) {}
+  EncodedTokens(std::string name, std::vector<std::int32_t> tokens)
+      : name_(std::move(name)), tokens_(std::move(tokens)) {}
 
   std::int64_t size() const override { return static_cast<std::int64_t>(tokens_.size()); }
   std::string name() const override { return name_; }
@@ -166,7 +167,12 @@ Tokens open_text_file(const std::string& path) {
 
 Tokens open_text_file(const std::string& path, const Tokenizer& tokenizer) {
   const std::unique_ptr<InputFile> file = open_data_file(path);
-  return std::make_shared<EncodedTokens>(path, tokenizer.encode(file->read_all(file->size())));
+  const std::vector<std::int64_t> tokens = tokenizer.encode(file->read_all(file->size()));
+  return make_token_list(path, {tokens.begin(), tokens.end()});
+}
+
+Tokens make_token_list(std::string name, std::vector<std::int32_t> tokens) {
+  return std::make_shared<EncodedTokens>(std::move(name), std::move(tokens));
 }
 
 Tokens part_of(Tokens tokens, std::int64_t begin, std::int64_t end) {

@@ -84,6 +84,15 @@ CodePoint code_point_at(std::string_view text, std::size_t position) {
   return {value, length};
 }
 
+std::optional<std::size_t> first_byte_outside_utf8(std::string_view text) {
+  for (std::size_t i = 0; i < text.size();) {
+    const CodePoint point = code_point_at(text, i);
+    if (point.value >= kFirstRawByte) return i;
+    i += point.num_bytes;
+  }
+  return std::nullopt;
+}
+
 std::size_t start_of_last(std::string_view text, std::size_t end) {
   for (std::size_t back = 1; back <= 4 && back <= end; ++back) {
     const std::size_t start = end - back;

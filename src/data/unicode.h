@@ -2,6 +2,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <string_view>
 
@@ -18,6 +19,9 @@ struct CodePoint {
 /// The code point that starts at `position`, which must be within the text. Surrogates, overlong
 /// forms and truncated ones are no UTF-8: their bytes are code points of their own.
 CodePoint code_point_at(std::string_view text, std::size_t position);
+
+/// The first byte that is no UTF-8; nothing when all are.
+std::optional<std::size_t> first_byte_outside_utf8(std::string_view text);
 
 /// Where the code point that ends at `end` (> 0) begins.
 std::size_t start_of_last(std::string_view text, std::size_t end);

@@ -8,6 +8,7 @@
 #include "ops/linear.h"
 #include "ops/rows_at.h"
 
+#include "model/classifier.h"
 #include "model/family.h"
 #include "model/transformer_parts.h"
 
@@ -116,6 +117,33 @@ class BertHead final : public Stage {
   at::Tensor bias_;
 };
 
+class BertClassifier final : public Stage {
+ public:
+  explicit BertClassifier(const BertConfig& config)
+      : Stage("head"),
+        dropout_(config.classifier_dropout),
+        pooler_(module_->add("pooler", std::make_shared<GroupModule>())
+                    ->add("dense", make_linear(config.hidden_size, config.hidden_size))),
+        classifier_(
+            module_->add("classifier", make_linear(config.hidden_size, config.num_labels))) {}
+
+  std::vector<at::Tensor> forward(const std::vector<at::Tensor>& inputs, const MicroBatch& micro,
+                                  int /*option*/) override {
+    const at::Tensor first = rows_at(inputs.at(0), micro.targets.at(1));  // (B, C)
+    const at::Tensor pooled = dropout(at::tanh(linear(first, pooler_->weight, pooler_->bias)),
+                                      module_->is_training() ? dropout_ : 0.0);
+    return classifier_results(linear(pooled, classifier_->weight, classifier_->bias), micro,
+                              module_->is_training());
+  }
+  std::shared_ptr<torch::nn::Module> module() const override { return module_; }
+  bool runs_without_memory() const override { return true; }
+
+ private:
+  double dropout_;
+  std::shared_ptr<GroupModule> module_ = std::make_shared<GroupModule>();
+  Weights pooler_, classifier_;
+};
+
 ConfigSetters setters_of(BertConfig& config) {
   ConfigSetters setters = encoder_setters(config);
   setters.insert({{"max_position_embeddings", set_size(config.max_position_embeddings)},
@@ -123,17 +151,24 @@ ConfigSetters setters_of(BertConfig& config) {
                   {"type_vocab_size", set_size(config.type_vocab_size)},
                   {"length", set_size(config.length)},
                   {"mlm_probability", set_probability(config.mlm_probability)},
-                  {"mask_token", set_size(config.mask_token)}});
+                  {"mask_token", set_size(config.mask_token)},
+                  {"num_labels", set_size(config.num_labels)}});
   return setters;
 }
 
 ZooModel with_input(const BertConfig& config) {
   ModelInput input;
-  input.kind = ModelInput::Kind::kTokens;
   input.length = config.length;
   input.vocabulary = config.vocab_size;
-  input.num_masked = num_masked(config);
-  input.mask_token = config.mask_token;
+  input.sees_all_tokens = true;
+  if (config.num_labels > 0) {
+    input.kind = ModelInput::Kind::kTexts;
+    input.num_classes = config.num_labels;
+  } else {
+    input.kind = ModelInput::Kind::kTokens;
+    input.num_masked = num_masked(config);
+    input.mask_token = config.mask_token;
+  }
   return {make_bert(config), input};
 }
 
@@ -147,7 +182,7 @@ ZooModel read_zoo_bert(ConfigFile& file) { return read_published(file, with_inpu
 
 ModelFamily bert_family() {
   BertConfig config;
-  return {"masked tokens, as BERT",
+  return {"masked tokens, or classes of texts, as BERT",
           bert_names(),
           keys_of(setters_of(config)),
           make_zoo_bert,
@@ -162,6 +197,7 @@ BertConfig bert_config(const std::string& name, const std::string& text) {
   read_config("a BERT", text, setters_of(config));
   if (config.length == 0) config.length = config.max_position_embeddings;
   if (config.mask_token < 0) config.mask_token = config.vocab_size - 1;
+  config.classifier_dropout = config.hidden_dropout_prob;
   num_parameters(config);  // checks the sizes
   return config;
 }
@@ -183,7 +219,9 @@ std::int64_t num_parameters(const BertConfig& config) {
   }
   const std::int64_t embedding =
       (vocabulary + config.max_position_embeddings + config.type_vocab_size + 2) * width;
-  return embedding + blocks + (width + 1) * width + 2 * width + vocabulary;
+  const std::int64_t dense = (width + 1) * width;  // of either head
+  if (config.num_labels > 0) return embedding + blocks + dense + (width + 1) * config.num_labels;
+  return embedding + blocks + dense + 2 * width + vocabulary;
 }
 
 std::int64_t num_masked(const BertConfig& config) {
@@ -201,7 +239,11 @@ Chain make_bert(const BertConfig& config) {
     chain.add(
         make_encoder_block(config, layer, "bert_block", {NormPlace::kAfter, kNormEps, false, ""}));
   }
-  chain.add(std::make_shared<BertHead>(config, embedding->words()));
+  if (config.num_labels > 0) {
+    chain.add(std::make_shared<BertClassifier>(config));
+  } else {
+    chain.add(std::make_shared<BertHead>(config, embedding->words()));
+  }
   set_published_form(chain, make_form(config));
   return chain;
 }

@@ -11,8 +11,8 @@
 
 namespace headroom {
 
-/// A BERT that guesses masked tokens. The defaults, but for the sizes that EncoderConfig has, are
-/// those of a small one for text by bytes.
+/// A BERT that guesses masked tokens, or classifies texts. The defaults, but for the sizes that
+/// EncoderConfig has, are those of a small one for text by bytes.
 struct BertConfig : EncoderConfig {
   std::int64_t max_position_embeddings = 256;
   std::int64_t vocab_size = 257;  ///< the bytes, and a mask
@@ -21,6 +21,8 @@ struct BertConfig : EncoderConfig {
   double mlm_probability = 0.15;  ///< share of a sample's tokens that are to be guessed
   std::int64_t mask_token =
       -1;  ///< what stands for a token to be guessed; -1: the last of the vocabulary
+  std::int64_t num_labels = 0;      ///< above 0: the classes of texts, instead of guessing tokens
+  double classifier_dropout = 0.0;  ///< before the classifier, of one that is read from a file
 };
 
 /// The names that bert_config knows: bert, bert-base, bert-large.
@@ -30,13 +32,13 @@ std::vector<std::string> bert_names();
 /// ones, uncased, with mask token 103 and dropout 0.1), changed by `text`: "k=v,..." with the keys
 /// hidden_size, num_hidden_layers, num_attention_heads, intermediate_size, max_position_embeddings,
 /// vocab_size, type_vocab_size, hidden_dropout_prob, attention_probs_dropout_prob, dropout (both at
-/// once), length, mlm_probability, mask_token. What the defaults leave open is settled. Throws
-/// ConfigError, naming the nearest name or key, on what it does not know, and on sizes that do not
-/// fit each other.
+/// once), length, mlm_probability, mask_token, num_labels. What the defaults leave open is settled.
+/// Throws ConfigError, naming the nearest name or key, on what it does not know, and on sizes that
+/// do not fit each other.
 BertConfig bert_config(const std::string& name, const std::string& text = {});
 
 /// Those of Hugging Face's BertForMaskedLM, the tied decoder counted once: 109,514,298 for
-/// bert-base.
+/// bert-base; with num_labels, of BertForSequenceClassification.
 std::int64_t num_parameters(const BertConfig& config);
 
 /// Tokens per sample that are to be guessed: mlm_probability x length to the nearest, and at least
@@ -48,7 +50,9 @@ std::int64_t num_masked(const BertConfig& config);
 /// them. micro.inputs[0] is (B, T) int64, T <= max_position_embeddings; micro.inputs[1], where it
 /// is there, (B, T) bool: true for tokens, false for padding, which no token then sees.
 /// micro.targets are what the chosen tokens are (B, K) and their positions (B, K); targets of -100
-/// count for nothing. Every token is of type 0. Blocks are post-norm with exact GELU and offer the
+/// count for nothing. With num_labels, the head is a dense layer with tanh ("pooler") over the
+/// token at the place micro.targets[1] (B, 1), and a classifier; micro.targets[0] are the classes
+/// (B). Every token is of type 0. Blocks are post-norm with exact GELU and offer the
 /// options of ops/transformer.h. The initial weights are normal with deviation 0.02, from
 /// LibTorch's default generator; norms start at 1, biases at 0. Throws ConfigError on sizes that do
 /// not fit each other.

@@ -1,4 +1,4 @@
-// BERT as Hugging Face's BertForMaskedLM has it.
+// BERT as Hugging Face's BertForMaskedLM and BertForSequenceClassification have it.
 #include "model/bert.h"
 #include "model/transformer_parts.h"
 
@@ -7,11 +7,13 @@
 namespace headroom {
 
 void exchange(ConfigFile& file, BertConfig& config) {
-  file.set_kind("BertForMaskedLM", "bert");
+  file.head(config.num_labels, "BertForMaskedLM", "BertForSequenceClassification", "bert");
   exchange_encoder(file, config, 0.1);
   file.size("max_position_embeddings", config.max_position_embeddings, 512);
   file.size("vocab_size", config.vocab_size, 30522);
   file.size("type_vocab_size", config.type_vocab_size, 2);
+  if (config.num_labels > 0)
+    file.probability("classifier_dropout", config.classifier_dropout, config.hidden_dropout_prob);
   file.only("hidden_act", "gelu");
   file.only("layer_norm_eps", 1e-12);
   file.only("position_embedding_type", "absolute");
@@ -37,12 +39,20 @@ PublishedForm make_form(const BertConfig& config, ConfigFile file) {
            "attention.self.key", "attention.self.value", "attention.output.dense",
            "output.LayerNorm", "intermediate.dense", "output.dense"});
   form.rows.push_back({"embedding", {"bert.embeddings"}});
-  form.rows.push_back({"head", {"cls.predictions"}});
   form.base = "bert.";
+  if (config.num_labels > 0) {
+    form.rows.push_back({"head.pooler", {"bert.pooler"}});
+    form.rows.push_back({"head.classifier", {"classifier"}});
+    form.head = {"bert.pooler.", "classifier."};
+    form.ignored = {"cls.*", "bert.embeddings.position_ids"};
+    return form;
+  }
+  form.rows.push_back({"head", {"cls.predictions"}});
   form.head = {"cls."};
   form.ties = {{"cls.predictions.decoder.weight", "bert.embeddings.word_embeddings.weight"},
                {"cls.predictions.decoder.bias", "cls.predictions.bias"}};
-  form.ignored = {"bert.pooler.*", "cls.seq_relationship.*", "bert.embeddings.position_ids"};
+  form.ignored = {"bert.pooler.*", "cls.seq_relationship.*", "bert.embeddings.position_ids",
+                  "classifier.*"};
   return form;
 }
 

@@ -90,7 +90,7 @@ Chain Chain::from_sequential(const std::shared_ptr<torch::nn::SequentialImpl>& s
         std::vector<at::Tensor> results{loss(outputs, micro)};
         if (!module->is_training()) {
           if (at::Tensor right = count_correct(outputs, micro); right.defined())
-            results.push_back(std::move(right));
+            results.insert(results.end(), {std::move(right), outputs.at(0).argmax(1)});
         }
         return results;
       };

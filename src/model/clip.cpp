@@ -215,6 +215,10 @@ ZooModel with_input(const ClipConfig& config) {
   input.columns = config.columns;
   input.length = config.length;
   input.vocabulary = config.vocab_size;
+  if (config.channels == 3) {  // as the published ones
+    input.pixel_mean = {0.48145466, 0.4578275, 0.40821073};
+    input.pixel_deviation = {0.26862954, 0.26130258, 0.27577711};
+  }
   return {make_clip(config), input};
 }
 

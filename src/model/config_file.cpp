@@ -2,16 +2,25 @@
 
 #include <headroom/core/error.h>
 #include "core/input_file.h"
+#include "core/text.h"
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 #include <nlohmann/json.hpp>
 
+#include <optional>
+
 namespace headroom {
+namespace {
+
+constexpr const char* kNamesKey = "id2label";
+
+}  // namespace
 
 struct ConfigFile::Content {
   std::string path = "config.json";
   nlohmann::ordered_json json = nlohmann::ordered_json::object();
+  std::optional<std::int64_t> asked_labels;
 
   nlohmann::ordered_json& at(const std::string& section) {
     return section.empty() ? json : json[section];
@@ -42,6 +51,12 @@ ConfigFile ConfigFile::read(const std::string& path) {
       nlohmann::ordered_json::parse(read_json_text(path), nullptr, /*allow_exceptions=*/false);
   if (!config.content_->json.is_object())
     throw DataError(fmt::format("'{}' is not a JSON object", path));
+  return config;
+}
+
+ConfigFile ConfigFile::of_text(const std::string& text) {
+  ConfigFile config;
+  config.content_->json = nlohmann::ordered_json::parse(text);
   return config;
 }
 
@@ -156,25 +171,69 @@ void ConfigFile::image_size(std::int64_t& rows, std::int64_t& columns, std::int6
 }
 
 void ConfigFile::num_labels(std::int64_t& member) {
-  const char* key = "id2label";
   constexpr std::int64_t kIfAbsent = 2;
-  const auto labels = content_->get(section_, key);
-  if (is_read_) {
-    if (!labels.is_null() && (!labels.is_object() || labels.empty()))
-      refuse(key, "is not a list of names by number");
-    if (labels.is_null()) return size("num_labels", member, kIfAbsent);
-    member = static_cast<std::int64_t>(labels.size());
+  if (is_read_ && content_->asked_labels) {
+    member = *content_->asked_labels;
     return;
   }
-  if (labels.is_object() && static_cast<std::int64_t>(labels.size()) == member) return;
-  nlohmann::ordered_json names = nlohmann::ordered_json::object(), numbers = names;
-  for (std::int64_t i = 0; i < member; ++i) {
-    const std::string name = fmt::format("LABEL_{}", i);
-    names[std::to_string(i)] = name;
-    numbers[name] = i;
+  const std::vector<std::string> names = label_names();
+  if (is_read_) {
+    if (names.empty()) return size("num_labels", member, kIfAbsent);
+    member = static_cast<std::int64_t>(names.size());
+    return;
   }
-  content_->at(section_)[key] = names;
+  if (static_cast<std::int64_t>(names.size()) == member) return;
+  std::vector<std::string> generic;
+  for (std::int64_t i = 0; i < member; ++i) generic.push_back(fmt::format("LABEL_{}", i));
+  set_label_names(generic);
+}
+
+std::vector<std::string> ConfigFile::label_names() const {
+  const auto labels = content_->get(section_, kNamesKey);
+  std::vector<std::string> names;
+  if (labels.is_null()) return names;
+  if (!labels.is_object() || labels.empty()) refuse(kNamesKey, "is not a list of names by number");
+  for (std::size_t i = 0; i < labels.size(); ++i) {
+    const auto found = labels.find(std::to_string(i));
+    if (found == labels.end() || !found->is_string())
+      refuse(kNamesKey, fmt::format("has no name of the class {}", i));
+    names.push_back(found->get<std::string>());
+  }
+  return names;
+}
+
+void ConfigFile::set_label_names(const std::vector<std::string>& names) {
+  nlohmann::ordered_json by_number = nlohmann::ordered_json::object(), numbers = by_number;
+  for (std::size_t i = 0; i < names.size(); ++i) {
+    by_number[std::to_string(i)] = names[i];
+    numbers[names[i]] = i;
+  }
+  content_->at(section_)[kNamesKey] = by_number;
   content_->at(section_)["label2id"] = numbers;
+}
+
+void ConfigFile::set_integer(const std::string& key, std::int64_t value) {
+  content_->at(section_)[key] = value;
+}
+
+void ConfigFile::ask_for_labels(std::int64_t num_labels) { content_->asked_labels = num_labels; }
+
+void ConfigFile::head(std::int64_t& num_labels, const std::string& language_model,
+                      const std::string& classifier, const std::string& model_type) {
+  if (!is_read_) {
+    set_kind(num_labels > 0 ? classifier : language_model, model_type);
+    if (num_labels > 0) this->num_labels(num_labels);
+    return;
+  }
+  const auto architectures = content_->get("", "architectures");
+  const bool is_classifier =
+      architectures.is_array() && !architectures.empty() && architectures.front().is_string() &&
+      ends_with(architectures.front().get<std::string>(), "ForSequenceClassification");
+  if (is_classifier || content_->asked_labels) {
+    this->num_labels(num_labels);
+  } else {
+    num_labels = 0;
+  }
 }
 
 void ConfigFile::set_kind(const std::string& architecture, const std::string& model_type) {

@@ -23,6 +23,8 @@ class ConfigFile {
   ConfigFile();
   /// Throws DataError when the file is missing or is no JSON object.
   static ConfigFile read(const std::string& path);
+  /// What text() gave, to be written over.
+  static ConfigFile of_text(const std::string& text);
   /// The same content to be written over, so that keys of others are kept.
   ConfigFile for_writing() const;
 
@@ -55,6 +57,18 @@ class ConfigFile {
   void num_labels(std::int64_t& member);
   /// What the folder holds: "architectures" and "model_type". Writing alone.
   void set_kind(const std::string& architecture, const std::string& model_type);
+  /// What a model of text ends in: with `num_labels` classes a classifier, with 0 its language
+  /// model. Reading goes by ask_for_labels(), or else by "architectures"; writing is set_kind().
+  void head(std::int64_t& num_labels, const std::string& language_model,
+            const std::string& classifier, const std::string& model_type);
+
+  /// Classes that a model is to have, whatever the file says; 0: a language model.
+  void ask_for_labels(std::int64_t num_labels);
+  /// The names of the classes by number; empty where the file has none. Throws ConfigError when
+  /// "id2label" is malformed.
+  std::vector<std::string> label_names() const;
+  void set_label_names(const std::vector<std::string>& names);
+  void set_integer(const std::string& key, std::int64_t value);
 
   /// The object under a key, where the same calls go.
   ConfigFile section(const std::string& key) const;

@@ -6,6 +6,7 @@
 #include "ops/embedding.h"
 #include "ops/layer_norm.h"
 
+#include "model/classifier.h"
 #include "model/decoder.h"
 #include "model/gpt_published.h"
 #include "model/transformer_parts.h"
@@ -27,8 +28,11 @@ class GptEmbedding final : public Stage, public DecoderEmbedding {
 
   std::vector<at::Tensor> forward(const std::vector<at::Tensor>& inputs,
                                   const MicroBatch& /*micro*/, int /*option*/) override {
-    const at::Tensor x =
-        token_position_embedding(inputs.at(0), wte_->weight, wpe_->weight);  // (B, T, C)
+    // Where a row holds several texts, the third input says each token's place in its own.
+    const bool is_packed = inputs.size() > 2;
+    at::Tensor x = token_position_embedding(inputs.at(0), wte_->weight,
+                                            is_packed ? at::Tensor() : wpe_->weight);  // (B, T, C)
+    if (is_packed) x = x + token_position_embedding(inputs[2], wpe_->weight, {});
     return {dropout(x, module_->is_training() ? dropout_ : 0.0)};
   }
   at::Tensor embed(const at::Tensor& tokens, std::int64_t first) const override {
@@ -113,7 +117,13 @@ Chain make_gpt(const GptConfig& config) {
   chain.add(embedding);
   for (std::int64_t layer = 0; layer < config.n_layer; ++layer)
     chain.add(make_block(config, layer));
-  chain.add(std::make_shared<GptHead>(config, embedding->tokens()));
+  if (config.num_labels > 0) {
+    ScoreHeadOptions options{config.n_embd, config.num_labels, "ln_f"};
+    options.has_norm_bias = config.bias;
+    chain.add(make_score_head(options));
+  } else {
+    chain.add(std::make_shared<GptHead>(config, embedding->tokens()));
+  }
   set_published_form(chain, make_form(config));
   return chain;
 }

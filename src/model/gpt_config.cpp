@@ -38,6 +38,7 @@ ConfigSetters setters_of(GptConfig& config) {
       {"vocab_size", set_size(config.vocab_size)},
       {"dropout", set_probability(config.dropout)},
       {"bias", set_flag(config.bias)},
+      {"num_labels", set_size(config.num_labels)},
       {"gelu",
        [&](const std::string& key, const std::string& value) {
          config.gelu = parse_word(key, value, "tanh", "exact") ? GeluKind::kTanh : GeluKind::kExact;
@@ -47,7 +48,8 @@ ConfigSetters setters_of(GptConfig& config) {
 
 ZooModel with_input(const GptConfig& config) {
   ModelInput input;
-  input.kind = ModelInput::Kind::kTokens;
+  input.kind = config.num_labels > 0 ? ModelInput::Kind::kTexts : ModelInput::Kind::kTokens;
+  if (config.num_labels > 0) input.num_classes = config.num_labels;
   input.length = config.block_size;
   input.vocabulary = config.vocab_size;
   return {make_gpt(config), input};
@@ -63,8 +65,12 @@ ZooModel read_zoo_gpt(ConfigFile& file) { return read_published(file, with_input
 
 ModelFamily gpt_family() {
   GptConfig config;
-  return {"next token, as GPT-2", gpt_names(), keys_of(setters_of(config)),
-          make_zoo_gpt,           {"gpt2"},    read_zoo_gpt};
+  return {"next token, or classes of texts, as GPT-2",
+          gpt_names(),
+          keys_of(setters_of(config)),
+          make_zoo_gpt,
+          {"gpt2"},
+          read_zoo_gpt};
 }
 
 std::vector<std::string> gpt_names() { return names_of(presets()); }
@@ -90,7 +96,8 @@ std::int64_t num_parameters(const GptConfig& config) {
   const std::int64_t norm = config.bias ? 2 * width : width;
   const std::int64_t biases = config.bias ? (3 + 1 + 4 + 1) * width : 0;
   const std::int64_t block = 2 * norm + (3 + 1 + 4 + 4) * width * width + biases;
-  return (config.vocab_size + config.block_size) * width + config.n_layer * block + norm;
+  return (config.vocab_size + config.block_size) * width + config.n_layer * block + norm +
+         config.num_labels * width;
 }
 
 }  // namespace headroom

@@ -1,4 +1,4 @@
-// GPT-2 as Hugging Face's GPT2LMHeadModel has it.
+// GPT-2 as Hugging Face's GPT2LMHeadModel and GPT2ForSequenceClassification have it.
 #include "model/gpt_published.h"
 #include <headroom/core/error.h>
 
@@ -7,7 +7,7 @@
 namespace headroom {
 
 void exchange(ConfigFile& file, GptConfig& config) {
-  file.set_kind("GPT2LMHeadModel", "gpt2");
+  file.head(config.num_labels, "GPT2LMHeadModel", "GPT2ForSequenceClassification", "gpt2");
   file.size("n_layer", config.n_layer, 12, set_layers);
   file.size("n_head", config.n_head, 12);
   file.size("n_embd", config.n_embd, 768);
@@ -50,8 +50,15 @@ PublishedForm make_form(const GptConfig& config, ConfigFile file) {
                {"block*", {"transformer.h.*"}, /*is_transposed=*/true},
                {"head.ln_f", {"transformer.ln_f"}}};
   form.base = "transformer.";
-  form.ties = {{"lm_head.weight", "transformer.wte.weight"}};
   form.ignored = {"transformer.h.*.attn.bias", "transformer.h.*.attn.masked_bias"};
+  if (config.num_labels > 0) {
+    form.rows.push_back({"head.score", {"score"}});
+    form.head = {"score."};
+    form.ignored.emplace_back("lm_head.weight");
+  } else {
+    form.ties = {{"lm_head.weight", "transformer.wte.weight"}};
+    form.ignored.emplace_back("score.weight");
+  }
   return form;
 }
 

@@ -17,6 +17,10 @@ ModelInput image_input(const ImageConfig& config) {
   input.rows = config.rows;
   input.columns = config.columns;
   input.num_classes = config.classes;
+  if (config.channels == 3) {  // ImageNet's
+    input.pixel_mean = {0.485, 0.456, 0.406};
+    input.pixel_deviation = {0.229, 0.224, 0.225};
+  }
   return input;
 }
 

@@ -6,6 +6,7 @@
 #include "ops/embedding.h"
 #include "ops/layer_norm.h"
 
+#include "model/classifier.h"
 #include "model/decoder.h"
 #include "model/transformer_parts.h"
 
@@ -120,7 +121,15 @@ Chain make_llama(const LlamaConfig& config) {
   chain.add(embedding);
   for (std::int64_t layer = 0; layer < config.num_hidden_layers; ++layer)
     chain.add(make_block(config, layer));
-  chain.add(std::make_shared<LlamaHead>(config, embedding->tokens()));
+  if (config.num_labels > 0) {
+    ScoreHeadOptions options{config.hidden_size, config.num_labels, "norm"};
+    options.has_rms_norm = true;
+    options.has_norm_bias = false;
+    options.norm_eps = config.rms_norm_eps;
+    chain.add(make_score_head(options));
+  } else {
+    chain.add(std::make_shared<LlamaHead>(config, embedding->tokens()));
+  }
   set_published_form(chain, make_form(config));
   return chain;
 }

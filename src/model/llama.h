@@ -31,6 +31,7 @@ struct LlamaConfig {
   bool attention_bias = false;                ///< of queries, keys and values, as in Qwen2
   bool attention_output_bias = false;         ///< of the projection after them; Llama's
                                               ///< attention_bias means both
+  std::int64_t num_labels = 0;  ///< above 0: the classes of texts, instead of guessing tokens
 };
 
 /// The names that llama_config knows: llama, llama-3.2-1b, qwen2-0.5b, tinyllama-1.1b.
@@ -53,7 +54,9 @@ std::int64_t sample_length(const LlamaConfig& config);
 
 /// The model as a chain: "embedding", "block0", "block1", ..., "head", where the head ends in the
 /// cross-entropy summed over the targets. micro.inputs[0] and micro.targets[0] are (B, T) int64, T
-/// <= max_position_embeddings; targets of -100 count for nothing. Blocks are pre-norm with RMS
+/// <= max_position_embeddings; targets of -100 count for nothing. With num_labels, the head is a
+/// norm and a linear layer "score" over the token at the place micro.targets[1] (B, 1), and
+/// micro.targets[0] are the classes (B). Blocks are pre-norm with RMS
 /// norms, rotary positions and SwiGLU, and offer the options of ops/transformer.h. The initial
 /// weights are normal with deviation 0.02, from LibTorch's default generator; norms start at 1,
 /// biases at 0. Throws ConfigError on sizes that do not fit each other.
@@ -68,6 +71,7 @@ std::int64_t sample_length(const LlamaConfig& config);
 ///   blockN.mlp.gate_up_proj.weight           (2 F, C)
 ///   blockN.mlp.down_proj.weight              (C, F)
 ///   head.norm.weight, head.lm_head.weight    (C), (V, C): the second only where it is not tied
+///   head.norm.weight, head.score.weight      (C), (num_labels, C), of a classifier
 Chain make_llama(const LlamaConfig& config);
 
 /// Reads config.json into the config, or writes it. Throws ConfigError.

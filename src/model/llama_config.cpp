@@ -90,6 +90,7 @@ ConfigSetters setters_of(LlamaConfig& config) {
       {"tie_word_embeddings", set_flag(config.tie_word_embeddings)},
       {"attention_bias", set_flag(config.attention_bias)},
       {"attention_output_bias", set_flag(config.attention_output_bias)},
+      {"num_labels", set_size(config.num_labels)},
   };
 }
 
@@ -131,7 +132,8 @@ void check(const LlamaConfig& config) {
 
 ZooModel with_input(const LlamaConfig& config) {
   ModelInput input;
-  input.kind = ModelInput::Kind::kTokens;
+  input.kind = config.num_labels > 0 ? ModelInput::Kind::kTexts : ModelInput::Kind::kTokens;
+  if (config.num_labels > 0) input.num_classes = config.num_labels;
   input.length = sample_length(config);
   input.vocabulary = config.vocab_size;
   return {make_llama(config), input};
@@ -147,7 +149,7 @@ ZooModel read_zoo_llama(ConfigFile& file) { return read_published(file, with_inp
 
 ModelFamily llama_family() {
   LlamaConfig config;
-  return {"next token, as Llama and Qwen2",
+  return {"next token, or classes of texts, as Llama and Qwen2",
           llama_names(),
           keys_of(setters_of(config)),
           make_zoo_llama,
@@ -181,8 +183,11 @@ std::int64_t num_parameters(const LlamaConfig& config) {
                                  (config.attention_bias ? qkv : 0) +
                                  (config.attention_output_bias ? width : 0);
   const std::int64_t block = attention + 3 * width * config.intermediate_size + 2 * width;
-  return (config.tie_word_embeddings ? 1 : 2) * config.vocab_size * width +
-         config.num_hidden_layers * block + width;
+  const std::int64_t embedding = config.vocab_size * width,
+                     head = config.num_labels > 0        ? config.num_labels * width
+                            : config.tie_word_embeddings ? 0
+                                                         : embedding;
+  return embedding + config.num_hidden_layers * block + width + head;
 }
 
 }  // namespace headroom

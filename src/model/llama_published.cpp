@@ -1,4 +1,5 @@
-// The Llama family as Hugging Face's LlamaForCausalLM and Qwen2ForCausalLM have it.
+// The Llama family as Hugging Face's LlamaForCausalLM and Qwen2ForCausalLM have it, and their
+// ForSequenceClassification.
 #include <headroom/core/error.h>
 #include "model/llama.h"
 
@@ -43,6 +44,7 @@ void exchange_biases(ConfigFile& file, LlamaConfig& config) {
   std::string type;
   if (file.is_read()) {
     file.word("model_type", type, "");
+    file.head(config.num_labels, "LlamaForCausalLM", "LlamaForSequenceClassification", type);
     config.attention_bias = config.attention_output_bias = false;
     if (type == kQwen2) {
       config.attention_bias = true;
@@ -51,9 +53,9 @@ void exchange_biases(ConfigFile& file, LlamaConfig& config) {
       config.attention_output_bias = config.attention_bias;
     }
   } else if (config.attention_bias && !config.attention_output_bias) {
-    file.set_kind("Qwen2ForCausalLM", kQwen2);
+    file.head(config.num_labels, "Qwen2ForCausalLM", "Qwen2ForSequenceClassification", kQwen2);
   } else {
-    file.set_kind("LlamaForCausalLM", "llama");
+    file.head(config.num_labels, "LlamaForCausalLM", "LlamaForSequenceClassification", "llama");
     file.flag("attention_bias", config.attention_bias, false);
   }
   ConfigFile ours = file.section("headroom");
@@ -109,12 +111,19 @@ PublishedForm make_form(const LlamaConfig& config, ConfigFile file) {
                {"head.norm", {"model.norm"}},
                {"head.lm_head", {"lm_head"}}};
   form.base = "model.";
+  form.ignored = {"model.layers.*.self_attn.rotary_emb.inv_freq"};
+  if (config.num_labels > 0) {
+    form.rows.push_back({"head.score", {"score"}});
+    form.head = {"score."};
+    form.ignored.emplace_back("lm_head.weight");
+    return form;
+  }
+  form.ignored.emplace_back("score.weight");
   if (config.tie_word_embeddings) {
     form.ties = {{"lm_head.weight", "model.embed_tokens.weight"}};
   } else {
     form.head = {"lm_head."};
   }
-  form.ignored = {"model.layers.*.self_attn.rotary_emb.inv_freq"};
   return form;
 }
 

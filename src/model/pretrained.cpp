@@ -25,15 +25,17 @@ const std::string& own_chain_type() {
 
 }  // namespace
 
-ZooModel make_model_of(const std::string& folder) {
+ZooModel make_model_of(const std::string& folder, const ModelHead& head) {
   if (!is_folder(folder)) {
     throw DataError(
         fmt::format("'{}' is no folder: download the model (config.json, "
                     "model.safetensors) and name its folder",
                     shown_path(folder)));
   }
-  if (is_adapter_folder(folder)) return make_model_of(base_of_adapters(folder));
+  if (is_adapter_folder(folder)) return make_model_of(base_of_adapters(folder), head);
   ConfigFile file = ConfigFile::read((fs::path(folder) / "config.json").string());
+  if (head.kind != ModelHead::Kind::kAsSaved)
+    file.ask_for_labels(head.kind == ModelHead::Kind::kClassifier ? head.num_labels : 0);
   std::string type;
   file.word("model_type", type, "");
   std::vector<std::string> known;
@@ -53,17 +55,21 @@ ZooModel make_model_of(const std::string& folder) {
                                 fmt::join(known, ", ")));
 }
 
-ZooModel load_pretrained(const std::string& folder) {
+ZooModel load_pretrained(const std::string& folder) { return load_pretrained(folder, {}); }
+
+ZooModel load_pretrained(const std::string& folder, const ModelHead& head) {
   if (is_adapter_folder(folder)) {
-    ZooModel model = load_pretrained(base_of_adapters(folder));
+    ZooModel model = load_pretrained(base_of_adapters(folder), head);
     load_and_merge_adapters(model.chain, folder);
     return model;
   }
   ZooModel model = [&] {
     const UninitializedScope scope;
-    return make_model_of(folder);
+    return make_model_of(folder, head);
   }();
-  load_published(published_form(model.chain), model.chain, folder);
+  PublishedForm form = published_form(model.chain);
+  form.replaces_head = head.kind == ModelHead::Kind::kClassifier;
+  load_published(form, model.chain, folder);
   return model;
 }
 

@@ -165,6 +165,22 @@ void set_published_form(Chain& chain, PublishedForm form) {
   chain.set_format(std::make_shared<PublishedFormat>(std::move(form)));
 }
 
+void set_label_names(Chain& chain, const std::vector<std::string>& names,
+                     std::optional<std::int64_t> padding_token) {
+  const auto* format = dynamic_cast<const PublishedFormat*>(chain.format().get());
+  if (format == nullptr) return;
+  PublishedForm form = format->form();
+  ConfigFile file = ConfigFile::of_text(form.config);
+  file.set_label_names(names);
+  if (padding_token) file.set_integer("pad_token_id", *padding_token);
+  form.config = file.text();
+  set_published_form(chain, std::move(form));
+}
+
+std::vector<std::string> label_names_of(const std::string& folder) {
+  return ConfigFile::read((fs::path(folder) / "config.json").string()).label_names();
+}
+
 const PublishedForm& published_form(const Chain& chain) {
   const auto* derived = dynamic_cast<const DerivedFormat*>(chain.format().get());
   if (derived != nullptr) return derived->base().form();

@@ -8,6 +8,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -36,6 +37,9 @@ struct PublishedForm {
   std::vector<std::pair<std::string, std::string>> ties;
   /// Their names, with "*" for any text, of what is no weight of ours: masks, heads of other tasks.
   std::vector<std::string> ignored;
+  /// A head of another size in the file is left out and the model's initialised, as one that is
+  /// missing: the model is to have other classes.
+  bool replaces_head = false;
 };
 
 /// Their names for a parameter of the chain.
@@ -70,6 +74,12 @@ std::string own_sizes(ConfigFile& file);
 
 /// Gives the chain this form.
 void set_published_form(Chain& chain, PublishedForm form);
+/// Puts the names of the classes and, for texts, the padding token into the config.json that the
+/// chain is saved with. A chain without a form is left alone.
+void set_label_names(Chain& chain, const std::vector<std::string>& names,
+                     std::optional<std::int64_t> padding_token);
+/// The names of the classes in a folder's config.json; empty where it has none.
+std::vector<std::string> label_names_of(const std::string& folder);
 /// The form of a chain that has one. Throws ConfigError otherwise.
 const PublishedForm& published_form(const Chain& chain);
 

@@ -38,6 +38,9 @@ class Loading {
     std::vector<std::string> missing;
     for (const auto& [name, view] : tensors_) {
       const SafetensorsEntry* entry = find(name);
+      const bool is_replaced = form.replaces_head && entry != nullptr && is_head(name) &&
+                               view.sizes() != at::IntArrayRef(entry->shape);
+      if (is_replaced) entry = nullptr;
       entries_.push_back(entry);
       if (entry != nullptr) {
         check(*entry, view);
@@ -67,8 +70,9 @@ class Loading {
     }
     for (const auto& [entry, first] : ties_) check_tie(*entry, first);
     if (!missing_head_.empty()) {
-      log_info(fmt::format("'{}' has no {}: initialised at random, to be trained", folder_,
-                           name_list(missing_head_)));
+      log_info(fmt::format("'{}' has no {}{}: initialised at random, to be trained", folder_,
+                           name_list(missing_head_),
+                           form_.replaces_head ? " for these classes" : ""));
     }
   }
 

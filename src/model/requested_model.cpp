@@ -1,7 +1,13 @@
 #include "model/requested_model.h"
 
+#include <headroom/core/error.h>
 #include <headroom/model/adapters.h>
+#include "core/text.h"
+#include "model/family.h"
 
+#include <fmt/format.h>
+
+#include <algorithm>
 #include <filesystem>
 #include <sstream>
 #include <utility>
@@ -24,20 +30,38 @@ ZooModel with_trained_parameters(ZooModel model, const TrainingArguments& argume
   return model;
 }
 
-}  // namespace
-
-ZooModel make_requested_model(const TrainingArguments& arguments) {
-  return with_trained_parameters(arguments.model_name_or_path.empty()
-                                     ? make_model(arguments.model, arguments.model_config)
-                                     : make_model_of(arguments.model_name_or_path),
-                                 arguments);
+bool says(const std::string& config, const std::string& key) {
+  const std::string start = key + "=";
+  return starts_with(config, start) || config.find("," + start) != std::string::npos;
 }
 
-ZooModel load_requested_model(const TrainingArguments& arguments) {
-  return with_trained_parameters(arguments.model_name_or_path.empty()
-                                     ? make_model(arguments.model, arguments.model_config)
-                                     : load_pretrained(arguments.model_name_or_path),
-                                 arguments);
+}  // namespace
+
+std::string config_with_head(const std::string& model, const std::string& config,
+                             const ModelHead& head) {
+  if (head.kind != ModelHead::Kind::kClassifier) return config;
+  const std::vector<std::string>& keys = family_of(model).keys;
+  for (const char* key : {"num_labels", "classes"}) {
+    if (std::find(keys.begin(), keys.end(), key) == keys.end()) continue;
+    if (says(config, key)) return config;
+    return fmt::format("{}{}{}={}", config, config.empty() ? "" : ",", key, head.num_labels);
+  }
+  throw ConfigError(fmt::format("model {} does not classify", model));
+}
+
+ZooModel make_requested_model(const TrainingArguments& arguments, const ModelHead& head) {
+  const std::string& folder = arguments.model_name_or_path;
+  return with_trained_parameters(
+      folder.empty() ? make_model(arguments.model,
+                                  config_with_head(arguments.model, arguments.model_config, head))
+                     : make_model_of(folder, head),
+      arguments);
+}
+
+ZooModel load_requested_model(const TrainingArguments& arguments, const ModelHead& head) {
+  const std::string& folder = arguments.model_name_or_path;
+  if (folder.empty()) return make_requested_model(arguments, head);
+  return with_trained_parameters(load_pretrained(folder, head), arguments);
 }
 
 void choose_trained_parameters(Chain& chain, const TrainingArguments& arguments) {

@@ -5,13 +5,21 @@
 #include <headroom/config/training_arguments.h>
 #include <headroom/model/pretrained.h>
 
+#include <string>
+
 namespace headroom {
 
+/// The sizes that give a model of the zoo this head: num_labels or classes beside those in
+/// `config`, which stay as they are where they say it themselves. Throws ConfigError for a
+/// classifier that the family has not.
+std::string config_with_head(const std::string& model, const std::string& config,
+                             const ModelHead& head);
+
 /// By its sizes alone, with random weights.
-ZooModel make_requested_model(const TrainingArguments& arguments);
+ZooModel make_requested_model(const TrainingArguments& arguments, const ModelHead& head = {});
 
 /// As training starts from it.
-ZooModel load_requested_model(const TrainingArguments& arguments);
+ZooModel load_requested_model(const TrainingArguments& arguments, const ModelHead& head = {});
 
 /// Adapters and frozen parameters, as --lora_r and --freeze say. Throws ConfigError when the model
 /// cannot have them.

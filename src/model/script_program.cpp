@@ -64,7 +64,7 @@ std::vector<at::Tensor> Program::results(const Stack& outputs, const MicroBatch&
   std::vector<at::Tensor> results{loss_of(outputs, micro)};
   if (is_training || signature_.takes_targets) return results;
   if (at::Tensor right = count_correct(tensors_of(outputs), micro); right.defined())
-    results.push_back(std::move(right));
+    results.insert(results.end(), {std::move(right), tensors_of(outputs).at(0).argmax(1)});
   return results;
 }
 

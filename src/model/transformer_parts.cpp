@@ -31,6 +31,8 @@ std::vector<at::Tensor> BlockStage::forward(const std::vector<at::Tensor>& input
   if (!module_->is_training()) drop_nothing(options);
   if (micro.inputs.size() > 1 && micro.inputs[1].scalar_type() == at::kBool)
     options.attention.key_mask = micro.inputs[1];
+  if (micro.inputs.size() > 1 && micro.inputs[1].scalar_type() == at::kInt)
+    options.attention.first_keys = micro.inputs[1];
   const auto block = norms_ == NormPlace::kBefore ? transformer_block : post_norm_block;
   std::vector<at::Tensor> outputs(inputs.begin(), inputs.end() - 1);
   outputs.push_back(block(inputs.back(), attention_, mlp_, options));

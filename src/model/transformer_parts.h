@@ -62,7 +62,8 @@ class GroupModule : public torch::nn::Module {
 enum class NormPlace : int { kBefore, kAfter };
 
 /// A transformer block. `module` owns the weights; dropout happens while it trains. A second input
-/// of the micro-batch, (B, T) bool, says which tokens may be seen.
+/// of the micro-batch says what may be seen: (B, T) bool, which tokens; (B, T) int32, for each
+/// token the first one.
 class BlockStage final : public Stage, public AdaptableStage {
  public:
   BlockStage(std::string name, std::string kind, std::shared_ptr<torch::nn::Module> module,

@@ -6,6 +6,7 @@
 #include "ops/linear.h"
 #include "ops/patch_embedding.h"
 
+#include "model/classifier.h"
 #include "model/family.h"
 #include "model/image_parts.h"
 #include "model/transformer_parts.h"
@@ -97,9 +98,7 @@ class VitHead final : public Stage {
     const at::Tensor scores =
         linear(layer_norm(first, layernorm_->weight, layernorm_->bias, norm_eps_),
                classifier_->weight, classifier_->bias);
-    std::vector<at::Tensor> results{summed_cross_entropy({scores}, micro)};
-    if (!module_->is_training()) results.push_back(count_correct({scores}, micro));
-    return results;
+    return classifier_results(scores, micro, module_->is_training());
   }
   std::shared_ptr<torch::nn::Module> module() const override { return module_; }
   bool runs_without_memory() const override { return true; }
@@ -122,8 +121,12 @@ ConfigSetters setters_of(VitConfig& config) {
 }
 
 ZooModel with_input(const VitConfig& config) {
-  return {make_vit(config),
-          image_input({config.channels, config.rows, config.columns, config.classes})};
+  ModelInput input = image_input({config.channels, config.rows, config.columns, config.classes});
+  if (config.channels == 3) {  // as the published ones
+    input.pixel_mean.assign(3, 0.5);
+    input.pixel_deviation.assign(3, 0.5);
+  }
+  return {make_vit(config), input};
 }
 
 ZooModel make_zoo_vit(const std::string& name, const std::string& text) {

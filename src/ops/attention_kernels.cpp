@@ -372,6 +372,21 @@ HWY_INLINE std::int64_t MaskBias(const AttentionCall& call, std::int64_t sample,
   return last;
 }
 
+// The first key that any query from `query` on sees, at the start of a panel.
+HWY_INLINE std::int64_t FirstKey(const AttentionCall& call, std::int64_t sample,
+                                 std::int64_t query) {
+  if (call.first_keys == nullptr) return 0;
+  return call.first_keys[sample * call.length + query] / PanelWidth() * PanelWidth();
+}
+
+// Scores of keys before the query's first one.
+HWY_INLINE void HideEarlierKeys(const AttentionCall& call, std::int64_t sample, const Tile& tile,
+                                std::int64_t row_of_tile, float* row, std::int64_t count) {
+  const std::int64_t first = call.first_keys[sample * call.length + tile.query + row_of_tile];
+  const std::int64_t end = std::min(count, first - tile.key);
+  for (std::int64_t k = 0; k < end; ++k) row[k] = -HUGE_VALF;
+}
+
 HWY_INLINE bool AnyVisible(const float* bias, std::int64_t begin, std::int64_t end) {
   for (std::int64_t t = begin; t < end; ++t) {
     if (bias[t] == 0.0f) return true;
@@ -405,7 +420,7 @@ struct ForwardScratch {
 
 // Scores of one tile, made into weights; adds the weighted values to s.out.
 HWY_INLINE void ForwardTile(const AttentionCall& call, const Tile& tile, const ForwardScratch& s,
-                            std::int64_t head_index, std::int64_t depth,
+                            std::int64_t sample, std::int64_t head_index, std::int64_t depth,
                             std::int64_t padded_length) {
   Scores(tile, s.queries, s.keys, depth, s.scores);
   for (std::int64_t i = 0; i < tile.num_queries; ++i) {
@@ -414,6 +429,7 @@ HWY_INLINE void ForwardTile(const AttentionCall& call, const Tile& tile, const F
     const std::int64_t group_end =
         tile.visible(std::min(i / kRows * kRows + kRows, tile.num_queries) - 1);
     if (call.key_mask != nullptr) AddRow(row, s.mask + tile.key, count);
+    if (call.first_keys != nullptr) HideEarlierKeys(call, sample, tile, i, row, count);
     if (count > 0)
       SoftmaxRow(row, count, call.scale, s.maxima[i], s.sums[i], s.out + i * depth, depth);
     ZeroRow(row, count, group_end);
@@ -436,10 +452,10 @@ void ForwardHead(const AttentionCall& call, const Group& group, const Head& head
     }
     std::memset(s.out, 0, static_cast<std::size_t>(num_queries * depth) * sizeof(float));
     const std::int64_t key_end = call.causal ? std::min(num_keys, query + num_queries) : num_keys;
-    for (std::int64_t key = 0; key < key_end; key += kKeyTile) {
+    for (std::int64_t key = FirstKey(call, group.sample, query); key < key_end; key += kKeyTile) {
       const Tile tile{query, num_queries, key, std::min(kKeyTile, key_end - key), call.causal};
       if (call.key_mask != nullptr && !AnyVisible(s.mask, key, key + tile.num_keys)) continue;
-      ForwardTile(call, tile, s, head.index, depth, padded_length);
+      ForwardTile(call, tile, s, group.sample, head.index, depth, padded_length);
     }
     for (std::int64_t i = 0; i < num_queries; ++i) {
       // A row that sees no key gives 0; backward masks its scores, whatever its maximum is.
@@ -549,8 +565,8 @@ struct BackwardScratch {
 
 // Adds what one tile of queries and keys gives to dkeys, dvalues and dqueries.
 HWY_INLINE void BackwardTile(const AttentionCall& call, const Tile& tile, const BackwardScratch& s,
-                             const float* softmax, std::int64_t head_index, std::int64_t depth,
-                             std::int64_t padded_length) {
+                             const float* softmax, std::int64_t sample, std::int64_t head_index,
+                             std::int64_t depth, std::int64_t padded_length) {
   const float* maxima = softmax + head_index * 2 * call.length + tile.query;
   const float* inverse_sums = maxima + call.length;
   Scores(tile, s.queries, s.keys, depth, s.probabilities);
@@ -564,6 +580,7 @@ HWY_INLINE void BackwardTile(const AttentionCall& call, const Tile& tile, const 
     // visible key is in.
     const std::int64_t end = std::min(tile.num_keys, tile.visible(tile.num_queries - 1));
     if (call.key_mask != nullptr) AddRow(p, s.mask + tile.key, count);
+    if (call.first_keys != nullptr) HideEarlierKeys(call, sample, tile, i, p, count);
     if (call.dropout.threshold != 0) DropRow(call.dropout, random_row, tile.key, g, count);
     BackwardRow(p, g, count, {call.scale, maxima[i], inverse_sums[i], s.deltas[i]});
     if (call.dropout.threshold != 0) DropRow(call.dropout, random_row, tile.key, p, count);
@@ -594,10 +611,10 @@ void BackwardHead(const AttentionCall& call, const Group& group, const Head& hea
            depth, call.head_size, s.deltas);
     std::memset(s.dqueries, 0, static_cast<std::size_t>(num_queries * depth) * sizeof(float));
     const std::int64_t key_end = call.causal ? std::min(num_keys, query + num_queries) : num_keys;
-    for (std::int64_t key = 0; key < key_end; key += kKeyTile) {
+    for (std::int64_t key = FirstKey(call, group.sample, query); key < key_end; key += kKeyTile) {
       const Tile tile{query, num_queries, key, std::min(kKeyTile, key_end - key), call.causal};
       if (call.key_mask != nullptr && !AnyVisible(s.mask, key, key + tile.num_keys)) continue;
-      BackwardTile(call, tile, s, softmax, head.index, depth, padded_length);
+      BackwardTile(call, tile, s, softmax, group.sample, head.index, depth, padded_length);
     }
     for (std::int64_t i = 0; i < num_queries; ++i) {
       RotateRow(call, query + i, -1.0f, s.dqueries + i * depth);

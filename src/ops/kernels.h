@@ -89,9 +89,11 @@ void cross_entropy_rows(float* logits, const float* bias, const std::int64_t* ta
 // = sample * num_kv_heads + group. Of H heads of queries and K of keys and values of size D, C = H
 // D and a row of qkv has (H + 2 K) D channels.
 struct AttentionCall {
-  const float* qkv = nullptr;               ///< (B, T, (H + 2 K) D): queries, keys, values
-  const float* qkv_bias = nullptr;          ///< ((H + 2 K) D), added while reading; optional
-  const unsigned char* key_mask = nullptr;  ///< (B, T), nonzero: visible; optional
+  const float* qkv = nullptr;                ///< (B, T, (H + 2 K) D): queries, keys, values
+  const float* qkv_bias = nullptr;           ///< ((H + 2 K) D), added while reading; optional
+  const unsigned char* key_mask = nullptr;   ///< (B, T), nonzero: visible; optional
+  const std::int32_t* first_keys = nullptr;  ///< (B, T), not falling: the first key that a query
+                                             ///< sees; optional, with causal
   const float* rotary_cos = nullptr;  ///< (T, D / 2), by which queries and keys are turned, after
   const float* rotary_sin = nullptr;  ///< their bias: channels j and j + D / 2 together; optional
   std::int64_t num_samples = 0, length = 0, num_heads = 0, num_kv_heads = 0, head_size = 0;

@@ -108,8 +108,13 @@ kernels::AttentionCall make_call(const AttentionParams& params, const at::Tensor
     call.rotary_cos = data(table);
     call.rotary_sin = call.rotary_cos + table.numel() / 2;
   }
-  if (present(params.key_mask))
-    call.key_mask = reinterpret_cast<const unsigned char*>(params.key_mask.data_ptr<bool>());
+  if (present(params.key_mask)) {
+    if (params.key_mask.scalar_type() == at::kInt) {
+      call.first_keys = params.key_mask.data_ptr<std::int32_t>();
+    } else {
+      call.key_mask = reinterpret_cast<const unsigned char*>(params.key_mask.data_ptr<bool>());
+    }
+  }
   return call;
 }
 

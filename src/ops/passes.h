@@ -117,7 +117,7 @@ struct AttentionParams {
   double dropout_p = 0.0;
   kernels::Dropout dropout;
   std::optional<RotaryOptions> rotary;
-  at::Tensor key_mask;  ///< (B, T) bool, contiguous; optional
+  at::Tensor key_mask;  ///< (B, T), contiguous; optional: bool, or int32 the first keys of queries
 
   /// Draws the seed of dropout.
   AttentionParams(std::int64_t num_heads, const AttentionOptions& options, const at::Tensor& like);

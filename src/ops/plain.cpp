@@ -58,7 +58,11 @@ at::Tensor plain_attention(const at::Tensor& qkv, std::int64_t num_heads,
                  .tril()
                  .logical_not();
   if (key_mask.defined()) {
-    const at::Tensor masked = key_mask.logical_not().view({num_samples, 1, 1, length});
+    const bool are_first_keys = key_mask.scalar_type() == at::kInt;
+    const at::Tensor masked =
+        are_first_keys
+            ? at::arange(length, key_mask.options()).lt(key_mask.view({num_samples, 1, length, 1}))
+            : key_mask.logical_not().view({num_samples, 1, 1, length});
     hidden = hidden.defined() ? hidden.logical_or(masked) : masked;
   }
   at::Tensor weights;

@@ -41,11 +41,18 @@ void check_attention_sizes(const at::Tensor& x, std::int64_t qkv_width, std::int
   }
   if (options.key_mask.defined() && options.key_lengths.defined())
     throw ConfigError("give key_mask or key_lengths, not both");
+  if (options.first_keys.defined() &&
+      (options.key_mask.defined() || options.key_lengths.defined() || !options.causal))
+    throw ConfigError("first_keys are for causal attention without key_mask and key_lengths");
+  if (options.first_keys.defined())
+    check_sizes(options.first_keys, {x.size(0), x.size(1)}, "first_keys");
   if (options.key_mask.defined()) check_sizes(options.key_mask, {x.size(0), x.size(1)}, "key_mask");
   if (options.key_lengths.defined()) check_sizes(options.key_lengths, {x.size(0)}, "key_lengths");
 }
 
 at::Tensor key_mask_of(const AttentionOptions& options, const at::Tensor& like) {
+  if (options.first_keys.defined())
+    return options.first_keys.to(like.device(), at::kInt).contiguous();
   if (options.key_mask.defined()) return options.key_mask.to(like.device(), at::kBool).contiguous();
   if (!options.key_lengths.defined()) return {};
   const at::Tensor positions = at::arange(like.size(1), options.key_lengths.options());

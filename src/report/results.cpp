@@ -15,6 +15,10 @@ Json to_json(const TrainResults& results) {
       .set("global_step", results.global_step);
   if (results.eval) json.set("eval_loss", results.eval->loss);
   if (results.eval && results.eval->accuracy) json.set("eval_accuracy", *results.eval->accuracy);
+  if (results.eval && results.eval->f1) json.set("eval_f1", *results.eval->f1);
+  if (results.eval && results.eval->perplexity)
+    json.set("eval_perplexity", *results.eval->perplexity);
+  if (results.best_metric) json.set("best_metric", *results.best_metric);
   Json owners = Json::object();
   for (const auto& [owner, bytes] : results.peak_bytes_by_owner) owners.set(owner, bytes);
   json.set("peak_memory_bytes", results.peak_memory_bytes)
@@ -32,6 +36,7 @@ Json to_json(const TrainResults& results) {
       .set("num_skipped_updates", results.num_skipped_updates)
       .set("num_recoveries", results.num_recoveries)
       .set("num_plans", results.num_plans)
+      .set("data_wait_fraction", results.data_wait_fraction)
       .set("num_parameters", results.num_parameters)
       .set("weights_sha256", results.weights_sha256);
   if (!results.model_sha256.empty()) json.set("model_sha256", results.model_sha256);

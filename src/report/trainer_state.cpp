@@ -15,8 +15,11 @@ std::string trainer_state(const TrainingArguments& arguments, const TrainResults
     Ordered entry = Ordered::parse(line, nullptr, /*allow_exceptions=*/false);
     if (entry.is_object()) history.push_back(std::move(entry));
   }
-  const Ordered state = {{"best_metric", nullptr},
-                         {"best_model_checkpoint", nullptr},
+  Ordered best_metric, best_folder;  // null
+  if (results.best_metric) best_metric = *results.best_metric;
+  if (!results.best_model_checkpoint.empty()) best_folder = results.best_model_checkpoint;
+  const Ordered state = {{"best_metric", best_metric},
+                         {"best_model_checkpoint", best_folder},
                          {"epoch", results.epoch},
                          {"eval_steps", arguments.eval_steps},
                          {"global_step", results.global_step},

@@ -25,6 +25,7 @@ struct Evaluator::Sums {
   std::int64_t num_samples = 0;
   std::int64_t count_correct = 0;
   bool counts_answers = false;
+  bool guesses_tokens = false;
   bool is_stopped = false;
   bool has_failed = false;
 
@@ -34,6 +35,7 @@ struct Evaluator::Sums {
     num_samples += other.num_samples;
     count_correct += other.count_correct;
     counts_answers = counts_answers || other.counts_answers;
+    guesses_tokens = guesses_tokens || other.guesses_tokens;
     is_stopped = is_stopped || other.is_stopped;
     has_failed = has_failed || other.has_failed;
   }
@@ -88,16 +90,20 @@ Evaluator::Evaluator(const RunSettings& settings, const Chain& chain,
       executor_(chain, evaluation_options(settings, pager, chain.size())),
       data_(std::move(data)) {}
 
-void Evaluator::check_data() const {
-  if (!data_) return;
+std::optional<EvalResults> Evaluator::check_data() const {
+  if (!data_) return std::nullopt;
   if (data_->size() == 0) throw DataError("the evaluation data has no sample");
   const RandomStateScope same_random_state(RandomState::capture());
   const torch::NoGradGuard no_grad;
   const EvaluationScope evaluating(chain_);
   try {
-    executor_.evaluate(load(*data_, {0}));
+    Sums sums;
+    ClassCounts classes;
+    const MicroBatch micro = load(*data_, {0});
+    add(executor_.evaluate(micro), micro, sums, classes);
+    return results_of(sums, classes);
   } catch (const c10::OutOfMemoryError&) {
-    // Planning says what the budget holds.
+    return std::nullopt;  // planning says what the budget holds
   } catch (const c10::Error& error) {
     const std::string what = error.what_without_backtrace();
     throw DataError(fmt::format("the evaluation data does not fit the model: {}",
@@ -112,39 +118,50 @@ bool Evaluator::is_due(std::int64_t update, double epochs_done) const {
   return strategy == "epoch" && epochs_done == std::floor(epochs_done);
 }
 
-Evaluator::Sums Evaluator::sum_over(const Share& share, std::int64_t batch) const {
+void Evaluator::add(const std::vector<at::Tensor>& outputs, const MicroBatch& micro, Sums& sums,
+                    ClassCounts& classes) {
+  sums.loss += outputs.at(0).item<double>();
+  sums.num_items += micro.num_items;
+  sums.num_samples += micro.num_samples;
+  if (outputs.size() > 1) {
+    sums.count_correct += outputs[1].item<std::int64_t>();
+    sums.counts_answers = true;
+  } else {
+    sums.guesses_tokens = !micro.targets.empty() && micro.targets[0].scalar_type() == at::kLong;
+  }
+  if (outputs.size() > 2) classes.add(outputs[2], micro.targets.at(0));
+}
+
+Evaluator::Sums Evaluator::sum_over(const Share& share, std::int64_t batch,
+                                    ClassCounts& classes) const {
   const torch::NoGradGuard no_grad;
   const EvaluationScope evaluating(chain_);
   const std::int64_t group =
       compares_embeddings(chain_) ? std::max(batch, settings_.window_samples()) : batch;
   Sums sums;
+  data_->expect(samples_from(share.begin, std::min(share.begin + group, share.end)));
   for (std::int64_t first = share.begin; first < share.end; first += group) {
     if (stop_is_requested()) {
       sums.is_stopped = true;
       break;
     }
-    add_samples(first, std::min(first + group, share.end), batch, sums);
+    const std::int64_t end = std::min(first + group, share.end);
+    data_->expect(samples_from(end, std::min(end + group, share.end)));
+    add_samples(first, end, batch, sums, classes);
   }
   return sums;
 }
 
-void Evaluator::add_samples(std::int64_t begin, std::int64_t end, std::int64_t batch,
-                            Sums& sums) const {
+void Evaluator::add_samples(std::int64_t begin, std::int64_t end, std::int64_t batch, Sums& sums,
+                            ClassCounts& classes) const {
   MicroBatch micro;
-  std::vector<at::Tensor> outputs;
   if (compares_embeddings(chain_)) {
-    outputs = compare_samples(begin, end, batch, micro);
+    const std::vector<at::Tensor> outputs = compare_samples(begin, end, batch, micro);
+    add(outputs, micro, sums, classes);
   } else {
     micro = load(*data_, samples_from(begin, end));
-    outputs = executor_.evaluate(micro);
+    add(executor_.evaluate(micro), micro, sums, classes);
   }
-  sums.loss += outputs.at(0).item<double>();
-  if (outputs.size() > 1) {
-    sums.count_correct += outputs[1].item<std::int64_t>();
-    sums.counts_answers = true;
-  }
-  sums.num_items += micro.num_items;
-  sums.num_samples += micro.num_samples;
 }
 
 std::vector<at::Tensor> Evaluator::compare_samples(std::int64_t begin, std::int64_t end,
@@ -163,12 +180,25 @@ std::vector<at::Tensor> Evaluator::compare_samples(std::int64_t begin, std::int6
   return executor_.evaluate_last(all, counts);
 }
 
+EvalResults Evaluator::results_of(const Sums& sums, const ClassCounts& classes) {
+  EvalResults results;
+  results.num_samples = sums.num_samples;
+  results.loss = sums.loss / static_cast<double>(std::max<std::int64_t>(sums.num_items, 1));
+  if (sums.counts_answers)
+    results.accuracy =
+        static_cast<double>(sums.count_correct) / static_cast<double>(sums.num_samples);
+  results.f1 = classes.f1();
+  if (sums.guesses_tokens) results.perplexity = std::exp(results.loss);
+  return results;
+}
+
 EvalResults Evaluator::run(const RankGroup& ranks, std::int64_t batch) const {
   if (!data_) throw ConfigError("there is no evaluation data");
   Sums mine, all;
+  ClassCounts my_classes, classes;
   std::exception_ptr failure;
   try {
-    mine = sum_over(share_of(data_->size(), ranks.rank(), ranks.size()), batch);
+    mine = sum_over(share_of(data_->size(), ranks.rank(), ranks.size()), batch, my_classes);
   } catch (const std::exception&) {
     failure = std::current_exception();
     mine.has_failed = true;
@@ -177,13 +207,8 @@ EvalResults Evaluator::run(const RankGroup& ranks, std::int64_t batch) const {
   if (failure) std::rethrow_exception(failure);
   if (all.has_failed) throw OtherRankFailed("the evaluation failed on another rank");
   if (all.is_stopped) throw Stopped();
-  EvalResults results;
-  results.num_samples = all.num_samples;
-  results.loss = all.loss / static_cast<double>(std::max<std::int64_t>(all.num_items, 1));
-  if (all.counts_answers)
-    results.accuracy =
-        static_cast<double>(all.count_correct) / static_cast<double>(all.num_samples);
-  return results;
+  for (const std::string& bytes : ranks.gather_bytes(my_classes.bytes())) classes.add_bytes(bytes);
+  return results_of(all, classes);
 }
 
 const EvalResults& Evaluator::run_after(std::int64_t update, const RankGroup& ranks,

@@ -1,6 +1,6 @@
 #pragma once
 
-// Loss and accuracy over the evaluation data.
+// Loss, accuracy, F1 and perplexity over the evaluation data.
 
 #include <headroom/data/dataset.h>
 #include <headroom/execute/executor.h>
@@ -9,6 +9,7 @@
 
 #include "execute/static_pager.h"
 
+#include "train/class_counts.h"
 #include "train/rank_group.h"
 #include "train/run_settings.h"
 
@@ -39,9 +40,10 @@ class Evaluator {
   Evaluator(const RunSettings& settings, const Chain& chain, std::shared_ptr<const Dataset> data,
             StaticPager* pager = nullptr);
 
-  /// Tries one sample, so that data that does not fit the model is found before training. Throws
-  /// DataError. Random state and the model are left as they were.
-  void check_data() const;
+  /// Tries one sample, so that data that does not fit the model is found before training, and
+  /// returns what an evaluation gives; nothing where there is no data, or no memory to try it.
+  /// Throws DataError. Random state and the model are left as they were.
+  std::optional<EvalResults> check_data() const;
 
   /// Whether --eval_strategy asks for an evaluation after this update; `epochs_done` after it.
   bool is_due(std::int64_t update, double epochs_done) const;
@@ -61,11 +63,15 @@ class Evaluator {
 
  private:
   struct Sums;
-  Sums sum_over(const Share& share, std::int64_t batch) const;
+  static void add(const std::vector<at::Tensor>& outputs, const MicroBatch& micro, Sums& sums,
+                  ClassCounts& classes);
+  Sums sum_over(const Share& share, std::int64_t batch, ClassCounts& classes) const;
   // The samples from `begin` on, at most `batch` in memory at once.
-  void add_samples(std::int64_t begin, std::int64_t end, std::int64_t batch, Sums& sums) const;
+  void add_samples(std::int64_t begin, std::int64_t end, std::int64_t batch, Sums& sums,
+                   ClassCounts& classes) const;
   std::vector<at::Tensor> compare_samples(std::int64_t begin, std::int64_t end, std::int64_t batch,
                                           MicroBatch& counts) const;
+  static EvalResults results_of(const Sums& sums, const ClassCounts& classes);
 
   const RunSettings& settings_;
   Chain chain_;

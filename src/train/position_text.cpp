@@ -85,8 +85,10 @@ class Fields {
     return value;
   }
 
-  double number(const std::string& name) const {
-    const std::string text(one(name));
+  double number(const std::string& name) const { return parse_number(one(name), name); }
+
+  double parse_number(std::string_view value_text, const std::string& name) const {
+    const std::string text(value_text);
     char* stop = nullptr;
     const double value = std::strtod(text.c_str(), &stop);
     if (text.empty() || stop != text.c_str() + text.size())
@@ -147,6 +149,9 @@ std::string position_text(const TrainingPosition& position) {
       position.global_step, position.micro_batch, position.loss_sum, position.num_skipped_updates,
       position.scaler.scale, position.scaler.growth_tracker, position.scaler.num_skipped,
       position.random_states.size());
+  if (position.best)
+    text += fmt::format("best {} {:a}\nevaluations_since_best {}\n", position.best->update,
+                        position.best->metric, position.num_evaluations_since_best);
   for (const auto& [shape, size] : position.micro_batch_by_shape)
     text += fmt::format("micro_batch_of_shape {} {}\n", escaped(shape), size);
   for (std::size_t rank = 0; rank < position.random_states.size(); ++rank)
@@ -168,6 +173,11 @@ TrainingPosition parse_position(std::string_view text, const std::string& where)
     fields.fail("has no positive number in 'loss_scale'");
   position.scaler.growth_tracker = fields.integer("loss_scale_growth_tracker");
   position.scaler.num_skipped = fields.integer("loss_scale_num_skipped");
+  fields.each_pair("best", [&](const std::string& update, std::string_view metric) {
+    position.best = {fields.parse_number(metric, "best"),
+                     fields.parse_integer(update, "best", position.global_step)};
+    position.num_evaluations_since_best = fields.integer("evaluations_since_best");
+  });
   const std::int64_t num_ranks = fields.integer("num_ranks", kMostRanks);
   std::map<std::int64_t, std::string> states;
   fields.each_pair("random_state", [&](const std::string& rank, std::string_view state) {

@@ -71,6 +71,10 @@ class RankGroup {
   /// The values of all ranks, by rank.
   template <typename Plain>
   std::vector<Plain> gather(const Plain& mine) const;
+  /// The same for bytes, of any number.
+  std::vector<std::string> gather_bytes(const std::string& mine) const {
+    return comm_->gather(mine);
+  }
 
   void sum(const std::vector<at::Tensor>& tensors, const at::Tensor& scratch) const {
     comm_->sum(tensors, scratch);

@@ -86,6 +86,8 @@ void RunLog::add_evaluation(const EvalResults& eval, std::int64_t step, double e
   Json line = Json::object();
   line.set("step", step).set("epoch", epochs).set("eval_loss", eval.loss);
   if (eval.accuracy) line.set("eval_accuracy", *eval.accuracy);
+  if (eval.f1) line.set("eval_f1", *eval.f1);
+  if (eval.perplexity) line.set("eval_perplexity", *eval.perplexity);
   metrics_.write(line);
   board_.add_scalar("eval/loss", eval.loss, step);
   if (eval.accuracy) board_.add_scalar("eval/accuracy", *eval.accuracy, step);

@@ -73,6 +73,7 @@ TrainResults results_of(const RunSettings& settings, const Chain& chain, const R
     results.micro_batch_size = plan.micro_batch();
     results.gradient_accumulation_steps = plan.num_micro_batches();
   }
+  results.data_wait_fraction = step.data_wait_seconds() / runtime;
   results.world_size = ranks.size();
   results.num_skipped_updates = position.num_skipped_updates;
   results.num_recoveries = planner.num_recoveries();

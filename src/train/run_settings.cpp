@@ -9,6 +9,8 @@
 #include "core/data_fingerprint.h"
 #include "optim/optimizer_table.h"
 
+#include "train/auto_budget.h"
+
 #include <ATen/Parallel.h>
 #include <fmt/format.h>
 
@@ -20,6 +22,7 @@ namespace {
 
 TrainingArguments validated(TrainingArguments arguments) {
   validate(arguments, {});
+  settle_budget(arguments);
   return arguments;
 }
 
@@ -89,6 +92,8 @@ Grouping RunSettings::grouping(const Dataset& data) const {
   grouping.drop_last = arguments.dataloader_drop_last;
   grouping.shuffle = arguments.shuffle;
   grouping.seed = arguments.order_seed();
+  if (arguments.group_by_length && !data.resamples_each_epoch())
+    grouping.length_of = [&data](std::int64_t sample) { return data.length_of(sample); };
   return grouping;
 }
 

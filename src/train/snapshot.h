@@ -15,6 +15,12 @@ class Optimizer;
 
 namespace headroom {
 
+/// The best evaluation of a run.
+struct BestEvaluation {
+  double metric = 0.0;
+  std::int64_t update = 0;  ///< after which it was made
+};
+
 /// Where a run stands, besides weights, optimizer and random state.
 struct TrainingPosition {
   std::int64_t global_step = 0;
@@ -23,6 +29,8 @@ struct TrainingPosition {
       micro_batch_by_shape;  ///< for the buckets of shapes that were met
   double loss_sum = 0.0;     ///< of the updates so far
   std::int64_t num_skipped_updates = 0;
+  std::optional<BestEvaluation> best;
+  std::int64_t num_evaluations_since_best = 0;
   GradScalerState scaler;
   std::vector<std::string> random_states;       ///< of the CPU generator, by rank
   std::map<std::string, std::string> settings;  ///< what must be the same for a run to go on

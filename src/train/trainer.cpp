@@ -65,6 +65,7 @@ struct Trainer::Parts {
   std::unique_ptr<StaticPager> pager;
   RunPlanner planner;
   Evaluator evaluator;
+  TrainerCallbacks callbacks;
 };
 
 Trainer::Trainer(TrainingArguments arguments, Chain chain,
@@ -81,6 +82,10 @@ Trainer::Trainer(TrainingArguments arguments, Chain chain,
 }
 
 Trainer::~Trainer() = default;
+
+void Trainer::set_callbacks(TrainerCallbacks callbacks) {
+  parts_->callbacks = std::move(callbacks);
+}
 
 void Trainer::request_stop() { headroom::request_stop(); }
 
@@ -109,7 +114,7 @@ TrainResults Trainer::train() {
   was_interrupted_ = false;
   return parts.ranks.leaving_on_errors([&] {
     TrainingRun run(parts.settings, parts.chain, *parts.data, parts.ranks, parts.planner,
-                    parts.evaluator, parts.pager.get());
+                    parts.evaluator, parts.callbacks, parts.pager.get());
     TrainResults results = run.train();
     was_interrupted_ = run.was_interrupted();
     return results;

@@ -60,7 +60,7 @@ void warn_about_batch_norms(const Chain& chain, const RunPlan& plan) {
 
 TrainingRun::TrainingRun(const RunSettings& settings, const Chain& chain, const Dataset& data,
                          const RankGroup& ranks, RunPlanner& planner, Evaluator& evaluator,
-                         StaticPager* pager)
+                         const TrainerCallbacks& callbacks, StaticPager* pager)
     : settings_(settings),
       chain_(chain),
       data_(data),
@@ -70,8 +70,11 @@ TrainingRun::TrainingRun(const RunSettings& settings, const Chain& chain, const 
       pager_(pager),
       writer_(checked(settings, chain, data, ranks).arguments, !ranks.is_first()),
       snapshots_(settings, chain, ranks),
+      best_(settings, chain, ranks),
+      callbacks_(callbacks),
       position_(snapshots_.position()),
       windows_(settings.grouping(data), position_.global_step),
+      announced_(windows_),
       step_(settings, chain, data, planner, ranks,
             {[this](std::size_t operation, bool has_planned_size) {
                writer_.on_operation(operation, has_planned_size);
@@ -105,7 +108,7 @@ decltype(auto) TrainingRun::together(const Call& call) {
 TrainResults TrainingRun::train() {
   try {
     start();
-    while (position_.global_step < total_updates_) {
+    while (position_.global_step < total_updates_ && !ends_early_) {
       make_update(windows_.next());
       if (evaluator_.is_due(position_.global_step, epochs_done_)) evaluate();
       if (snapshots_.are_due(position_.global_step))
@@ -120,7 +123,8 @@ TrainResults TrainingRun::train() {
 }
 
 void TrainingRun::start() {
-  evaluator_.check_data();
+  const std::optional<EvalResults> example = evaluator_.check_data();
+  if (example) metric_of(*example, settings_.arguments.metric_for_best_model);
   if (ranks_.any(stop_is_requested())) throw Stopped();
   chain_.train(true);
   const bool is_new = snapshots_.source().empty();
@@ -147,7 +151,31 @@ void TrainingRun::start() {
   writer_.start(position_.global_step, total_updates_);
 }
 
+void TrainingRun::announce_samples(std::int64_t num_samples) {
+  // While a window is trained, the next one is read, and more where windows are small.
+  constexpr std::int64_t kSamplesAhead = 256;
+  const std::int64_t least = num_samples + std::max(num_samples, kSamplesAhead);
+  while (num_announced_ < least && announced_.num_done() < total_updates_) {
+    const Window window = announced_.next();
+    const Share share = share_of(window.num_samples(), ranks_.rank(), ranks_.size());
+    data_.expect(
+        {window.samples.data() + share.begin, static_cast<std::size_t>(share.end - share.begin)});
+    num_announced_ += window.num_samples();
+  }
+  num_announced_ -= num_samples;
+}
+
+TrainingState TrainingRun::state() const {
+  return {position_.global_step, total_updates_,         epochs_done_,
+          last_update_.loss,     last_update_.grad_norm, last_update_.learning_rate};
+}
+
+bool TrainingRun::stops(const TrainingControl& control) const {
+  return ranks_.size() == 1 ? control.should_stop : ranks_.any(control.should_stop);
+}
+
 void TrainingRun::make_update(const Window& window) {
+  announce_samples(window.num_samples());
   writer_.start_update(planner_.plan());
   const Update update = together([&] { return step_.run(window); });
   ++position_.global_step;
@@ -158,21 +186,68 @@ void TrainingRun::make_update(const Window& window) {
   }
   epochs_done_ = windows_.epochs_done();
   writer_.add(update, position_, epochs_done_, planner_.plan());
+  last_update_ = update;
+  if (!callbacks_.on_update) return;
+  TrainingControl control;
+  callbacks_.on_update(state(), control);
+  if (stops(control)) ends_early_ = true;
+}
+
+const EvalResults& TrainingRun::measure() {
+  return together([&]() -> const EvalResults& {
+    return evaluator_.run_after(position_.global_step, ranks_, planner_.smallest_micro_batch());
+  });
 }
 
 void TrainingRun::evaluate() {
-  const EvalResults& results = together([&]() -> const EvalResults& {
-    return evaluator_.run_after(position_.global_step, ranks_, planner_.smallest_micro_batch());
-  });
+  const EvalResults& results = measure();
   writer_.add(results, position_.global_step, epochs_done_);
+  best_.add(results, position_);
+  if (best_.is_patience_over(position_)) {
+    writer_.tell(fmt::format("update {}: no better {} in {} evaluations: training ends early",
+                             position_.global_step, settings_.arguments.metric_for_best_model,
+                             position_.num_evaluations_since_best));
+    ends_early_ = true;
+  }
+  if (!callbacks_.on_evaluation) return;
+  TrainingControl control;
+  callbacks_.on_evaluation(state(), results, control);
+  if (stops(control)) ends_early_ = true;
 }
 
 TrainResults TrainingRun::finish() {
+  // The last weights may be the best ones. They are written first: see write_results().
+  const bool chooses = settings_.arguments.load_best_model_at_end;
   TrainResults results = write_results();
   if (evaluator_.is_due_at_end(position_.global_step)) evaluate();
+  if (chooses && position_.best && position_.best->update != position_.global_step) {
+    best_.restore(position_);
+    writer_.tell(fmt::format("the weights are those of update {}, whose {} of {:.4f} was the best",
+                             position_.best->update, settings_.arguments.metric_for_best_model,
+                             position_.best->metric));
+    measure();
+    results = write_results();
+  }
   results.eval = evaluator_.last();
+  note_best(results);
+  tell_if_data_was_slow(results);
   writer_.write(results);
   return results;
+}
+
+void TrainingRun::note_best(TrainResults& results) const {
+  if (!position_.best) return;
+  results.best_metric = position_.best->metric;
+  results.best_model_checkpoint = best_.folder(position_.best->update);
+}
+
+void TrainingRun::tell_if_data_was_slow(const TrainResults& results) const {
+  constexpr double kMuch = 0.1, kFewSeconds = 2.0;
+  const double waited = results.data_wait_fraction * results.train_runtime;
+  if (results.data_wait_fraction < kMuch || waited < kFewSeconds) return;
+  writer_.tell(fmt::format(
+      "training waited for data {:.0f}% of its time: raise --dataloader_num_workers (now {})",
+      100 * results.data_wait_fraction, settings_.arguments.dataloader_num_workers));
 }
 
 TrainResults TrainingRun::interrupt() {

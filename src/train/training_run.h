@@ -3,7 +3,9 @@
 // One run from its start, or from a snapshot, to its end: the loop over the parts.
 
 #include <headroom/report/results.h>
+#include <headroom/train/trainer.h>
 
+#include "train/best_model.h"
 #include "train/evaluator.h"
 #include "train/rank_group.h"
 #include "train/run_planner.h"
@@ -25,7 +27,7 @@ class TrainingRun {
   /// must outlive the run. Collective, like train().
   TrainingRun(const RunSettings& settings, const Chain& chain, const Dataset& data,
               const RankGroup& ranks, RunPlanner& planner, Evaluator& evaluator,
-              StaticPager* pager = nullptr);
+              const TrainerCallbacks& callbacks, StaticPager* pager = nullptr);
 
   ~TrainingRun();
   TrainingRun(const TrainingRun&) = delete;
@@ -38,7 +40,13 @@ class TrainingRun {
  private:
   void start();
   void make_update(const Window& window);
+  const EvalResults& measure();
   void evaluate();
+  // Tells the data what will be loaded next, so that it can read ahead.
+  void announce_samples(std::int64_t num_samples);
+  TrainingState state() const;
+  // What callbacks asked for on any rank.
+  bool stops(const TrainingControl& control) const;
   TrainResults finish();
   TrainResults interrupt();
   // Called while an error is handled: saves the last good state, and throws the error with its
@@ -46,6 +54,8 @@ class TrainingRun {
   [[noreturn]] void rescue();
   TrainingPosition position_to_save() const;
   TrainResults write_results();
+  void note_best(TrainResults& results) const;
+  void tell_if_data_was_slow(const TrainResults& results) const;
 
   // For calls that fail on every rank when they fail on one.
   template <typename Call>
@@ -60,8 +70,13 @@ class TrainingRun {
   StaticPager* const pager_;  // null: nothing may be paged
   RunWriter writer_;
   Snapshots snapshots_;
+  BestModel best_;
+  const TrainerCallbacks& callbacks_;
   TrainingPosition position_;
   WindowWalk windows_;
+  WindowWalk announced_;            // ahead of windows_
+  std::int64_t num_announced_ = 0;  // samples of this rank that were announced and not loaded
+  Update last_update_;
   UpdateStep step_;
 
   const std::int64_t total_updates_;
@@ -69,6 +84,7 @@ class TrainingRun {
   bool has_started_ = false;      // there is a plan, and the optimizer has its state
   bool failed_together_ = false;  // every rank knows of the error
   bool was_interrupted_ = false;
+  bool ends_early_ = false;
 };
 
 }  // namespace headroom

@@ -13,6 +13,7 @@
 #include <torch/torch.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cmath>
 #include <map>
 #include <utility>
@@ -173,7 +174,7 @@ void UpdateStep::walk(const std::vector<std::int64_t>& share, ShareReport& repor
                       const Work& work) {
   request_micro_batches(share);
   for (std::size_t done = 0; done < share.size();) {
-    const MicroBatch micro = loader_.next();
+    const MicroBatch micro = next_micro_batch();
     if (!plans_.serves(micro, done == 0)) {
       report.outcome = ShareOutcome::kWantsOtherPlan;
       report.samples.assign(share.begin() + static_cast<std::ptrdiff_t>(done),
@@ -204,6 +205,14 @@ void UpdateStep::accumulate(const std::vector<std::int64_t>& share, WindowLoss& 
 
 std::vector<std::int64_t> UpdateStep::micro_batch_sizes(std::size_t num_samples) const {
   return balanced_sizes(static_cast<std::int64_t>(num_samples), plans_.plan().micro_batch());
+}
+
+MicroBatch UpdateStep::next_micro_batch() {
+  const auto started = std::chrono::steady_clock::now();
+  MicroBatch micro = loader_.next();
+  data_wait_seconds_ +=
+      std::chrono::duration<double>(std::chrono::steady_clock::now() - started).count();
+  return micro;
 }
 
 void UpdateStep::request_micro_batches(const std::vector<std::int64_t>& samples) {

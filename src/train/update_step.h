@@ -67,9 +67,11 @@ class UpdateStep {
   LeanOptimizer& optimizer() { return *optimizer_; }
   GradScalerState scaler_state() const { return scaler_.state(); }
   const MicroResult& work() const { return work_; }  ///< summed over the run, on this rank
+  double data_wait_seconds() const { return data_wait_seconds_; }  ///< the same
   const MemoryUse& peaks() const { return peaks_; }  ///< of the updates; what else runs is left out
 
  private:
+  MicroBatch next_micro_batch();
   // The gradients of this rank's share of the window, and how that went.
   ShareReport compute_gradients(const Window& window);
   // Says in the report how the work went, instead of throwing.
@@ -129,6 +131,7 @@ class UpdateStep {
   std::exception_ptr failure_;     // of this rank in the window in progress
   bool is_intact_ = true;
   MicroResult work_;
+  double data_wait_seconds_ = 0.0;
   MemoryUse peaks_;
 };
 

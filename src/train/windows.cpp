@@ -1,6 +1,7 @@
 #include "train/windows.h"
 
 #include <headroom/core/error.h>
+#include "core/counter_random.h"
 
 #include <fmt/format.h>
 
@@ -46,6 +47,36 @@ Share share_of(std::int64_t num_samples, std::int64_t rank, std::int64_t num_ran
   return {begin, begin + size + (rank < rest ? 1 : 0)};
 }
 
+namespace {
+
+// Sorts by length inside of each chunk of whole windows, then orders those windows by the seed.
+std::vector<std::int64_t> grouped_by_length(const SampleOrder& given, const Grouping& grouping,
+                                            std::int64_t epoch) {
+  constexpr std::int64_t kWindowsTogether = 50;
+  std::vector<std::int64_t> order(static_cast<std::size_t>(given.size()));
+  for (std::int64_t place = 0; place < given.size(); ++place)
+    order[static_cast<std::size_t>(place)] = given[place];
+  const std::int64_t window = grouping.window_samples(epoch), chunk = kWindowsTogether * window,
+                     count = given.size();
+  for (std::int64_t begin = 0; begin < count; begin += chunk) {
+    const std::int64_t end = std::min(begin + chunk, count);
+    std::stable_sort(order.begin() + begin, order.begin() + end,
+                     [&](std::int64_t a, std::int64_t b) {
+                       return grouping.length_of(a) > grouping.length_of(b);
+                     });
+    if (!grouping.shuffle) continue;
+    const std::vector<std::int64_t> sorted(order.begin() + begin, order.begin() + end);
+    const SampleOrder windows((end - begin) / window, true,
+                              mix(grouping.seed) + static_cast<std::uint64_t>(begin), epoch);
+    for (std::int64_t i = 0; i < windows.size(); ++i) {
+      std::copy_n(sorted.begin() + windows[i] * window, window, order.begin() + begin + i * window);
+    }
+  }
+  return order;
+}
+
+}  // namespace
+
 WindowWalk::WindowWalk(Grouping grouping, std::int64_t num_updates)
     : grouping_(std::move(grouping)), updates_done_(num_updates) {
   for (const AccumulationSchedule::Change& change : grouping_.schedule.changes()) {
@@ -62,6 +93,7 @@ void WindowWalk::start_epoch(std::int64_t epoch) {
   epoch_ = epoch;
   windows_done_ = 0;
   order_ = SampleOrder(grouping_.num_samples, grouping_.shuffle, grouping_.seed, epoch);
+  if (grouping_.length_of) order_ = SampleOrder(grouped_by_length(order_, grouping_, epoch));
 }
 
 Window WindowWalk::next() {

@@ -7,6 +7,7 @@
 #include "data/sample_order.h"
 
 #include <cstdint>
+#include <functional>
 #include <vector>
 
 namespace headroom {
@@ -23,6 +24,9 @@ struct Grouping {
   bool drop_last = false;
   bool shuffle = true;
   std::uint64_t seed = 0;
+  /// Where it is set, samples of like length come together in a window, and windows in their order
+  /// by the seed: of fifty windows at a time, so that every epoch is grouped anew.
+  std::function<std::int64_t(std::int64_t sample)> length_of;
 
   std::int64_t window_samples(std::int64_t epoch) const;
   /// Windows in an epoch; 0 only when drop_last leaves none.
@@ -63,7 +67,8 @@ class WindowWalk {
 
   Window next();
 
-  std::int64_t epoch() const { return epoch_; }  ///< of the window that next() gave last
+  std::int64_t num_done() const { return updates_done_; }  ///< windows given, and skipped at first
+  std::int64_t epoch() const { return epoch_; }            ///< of the window that next() gave last
   /// Epochs done, as a fraction, after the window that next() gave last.
   double epochs_done() const;
 

@@ -125,7 +125,9 @@ DataFormat gray_format() {
           /*takes_tokenizer=*/false,
           [](const std::string& dataset) { return dataset == "gray"; },
           [](const DataRequest& request) {
-            return OpenedData{std::make_shared<GrayImages>(request.input), nullptr, nullptr};
+            OpenedData data;
+            data.train = std::make_shared<GrayImages>(request.input);
+            return data;
           }};
 }
 

@@ -17,6 +17,7 @@ struct TrainingArguments {
   std::string model_name_or_path;
   std::string loss = "cross_entropy";  ///< of a TorchScript model: also mse, bce_with_logits, model
   bool trust_model = false;  ///< a TorchScript model is not compared with its chain before training
+  std::string task;          ///< what is learned, one of task_names(); empty: what the model is for
   // What of the model is trained.
   std::int64_t lora_r = 0;  ///< rank of the adapters; 0: none
   double lora_alpha = 8.0;  ///< what adapters add is multiplied by alpha / r
@@ -26,7 +27,12 @@ struct TrainingArguments {
   std::string freeze;               ///< patterns of parameters that are not trained: "a*,b"
 
   std::string dataset = "fashion-mnist";
-  std::string tokenizer;  ///< a SentencePiece model for text; empty: bytes
+  std::string tokenizer;               ///< a SentencePiece model for text; empty: bytes
+  std::string text_column = "text";    ///< of .csv, .tsv and .jsonl
+  std::string label_column = "label";  ///< of the same
+  std::string image_column = "image";  ///< of the same: the image that a text belongs to
+  bool packing = false;                ///< several texts in one row of a causal language model
+  bool group_by_length = false;        ///< texts of like length share a micro-batch
   bool shuffle = true;
 
   // Batch.
@@ -39,6 +45,7 @@ struct TrainingArguments {
 
   // Memory.
   std::int64_t memory_budget_bytes = 0;  ///< 0: no cap
+  bool memory_budget_auto = false;  ///< the budget is what the machine can give when the run starts
   std::string spill_dir;  ///< where a plan may put activations for a while; empty: nowhere
   std::string gradient_checkpointing;  ///< empty: none; every, sqrt, log, segments=K, optimal
   bool recompute_check = false;
@@ -72,6 +79,10 @@ struct TrainingArguments {
   std::string eval_strategy = "no";  ///< no, steps, epoch; a test set, where there is one, is
                                      ///< evaluated at the end in any case
   std::int64_t eval_steps = 500;
+  bool load_best_model_at_end = false;  ///< the run ends with the weights of its best evaluation
+  std::string metric_for_best_model = "loss";  ///< loss, accuracy, f1 or perplexity
+  std::int64_t early_stopping_patience =
+      0;  ///< so many evaluations in a row without a better one end the run; 0: none do
   std::int64_t logging_steps = 500;
   std::int64_t save_steps = 0;        ///< 0: no snapshots but at an interruption
   std::int64_t save_total_limit = 0;  ///< 0: keep all
@@ -96,6 +107,7 @@ struct TrainingArguments {
     return model_name_or_path.empty() ? "--model " + model
                                       : "--model_name_or_path " + model_name_or_path;
   }
+  bool has_budget() const { return memory_budget_auto || memory_budget_bytes > 0; }
   /// The micro-batch that the user fixed; 0 when the planner may choose.
   std::int64_t fixed_micro_batch() const {
     if (per_device_train_batch_size > 0) return per_device_train_batch_size;

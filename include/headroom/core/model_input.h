@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <vector>
 
 namespace headroom {
 
@@ -10,11 +11,14 @@ struct ModelInput {
     kImages,  ///< (channels, rows, columns) and a class
     kTokens,  ///< `length` tokens
     kPairs,   ///< an image and a text of `length` tokens
+    kTexts,   ///< a text of at most `length` tokens, and a class
   };
   Kind kind = Kind::kImages;
   std::int64_t channels = 1;
   std::int64_t rows = 28;
   std::int64_t columns = 28;
+  /// What is subtracted from each channel of pixels in [0, 1], and divides it; empty: 0 and 1.
+  std::vector<double> pixel_mean, pixel_deviation;
   std::int64_t num_classes = 10;
   std::int64_t length = 0;      ///< tokens per sample
   std::int64_t vocabulary = 0;  ///< tokens that the model knows
@@ -22,6 +26,9 @@ struct ModelInput {
   /// next one.
   std::int64_t num_masked = 0;
   std::int64_t mask_token = 0;  ///< stands for a token to be guessed
+  /// Every token sees all others, so that padding has to be hidden, and a text is judged by its
+  /// first token. Otherwise a token sees those before it, and a text is judged by its last one.
+  bool sees_all_tokens = false;
 };
 
 }  // namespace headroom

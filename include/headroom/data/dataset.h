@@ -30,6 +30,14 @@ class Dataset {
   virtual std::int64_t count_items(c10::ArrayRef<std::int64_t> indices) const {
     return static_cast<std::int64_t>(indices.size());
   }
+
+  /// How long a sample is before padding, so that samples of like length can be grouped; 0 where
+  /// all are alike.
+  virtual std::int64_t length_of(std::int64_t /*index*/) const { return 0; }
+
+  /// These samples will be loaded soon, in this order, each once. A hint: data whose samples take
+  /// time to read begins with them on threads of its own, outside of tensor memory.
+  virtual void expect(c10::ArrayRef<std::int64_t> /*indices*/) const {}
 };
 
 /// Images with labels from a folder in the IDX format, plain or gzip:

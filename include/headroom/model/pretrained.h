@@ -17,8 +17,23 @@ namespace headroom {
 /// the architecture or a value of config.json cannot be served.
 ZooModel load_pretrained(const std::string& folder);
 
+/// What a model ends in, where that is not what its folder says.
+struct ModelHead {
+  enum class Kind {
+    kAsSaved,
+    kLanguageModel,
+    kClassifier,  ///< of texts or images, with `num_labels` classes
+  };
+  Kind kind = Kind::kAsSaved;
+  std::int64_t num_labels = 0;
+};
+
+/// The same with another head, which is drawn anew as far as the folder does not have it: a
+/// classifier from a language model, or one with other classes.
+ZooModel load_pretrained(const std::string& folder, const ModelHead& head);
+
 /// The same model by config.json alone, with random weights.
-ZooModel make_model_of(const std::string& folder);
+ZooModel make_model_of(const std::string& folder, const ModelHead& head = {});
 
 /// Fills a chain of your own with the weights of a folder or file: those that save_pretrained wrote
 /// of the same chain. Throws as load_pretrained.

@@ -31,6 +31,9 @@ struct AttentionOptions {
   at::Tensor key_mask;     ///< (B, T) bool, true where the key may be seen; undefined: all
   at::Tensor key_lengths;  ///< (B) integers: the first key_lengths[b] keys may be seen; instead of
                            ///< key_mask
+  at::Tensor first_keys;   ///< (B, T) int32, not falling along T: position t sees no key before
+                           ///< first_keys[b, t] <= t, so that a row holds several texts; needs
+                           ///< causal, and none of the two above
   double dropout_p = 0.0;  ///< of the attention weights; give 0 when not training
   std::optional<std::int64_t> num_kv_heads;  ///< heads of keys and values, each shared by an equal
                                              ///< number of heads of queries; absent: as many

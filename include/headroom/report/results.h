@@ -11,8 +11,11 @@ class Json;
 
 struct EvalResults {
   double loss = 0.0;
-  std::optional<double> accuracy;  ///< share of right answers, 0 to 1; nothing for models that do
-                                   ///< not count them, such as language models
+  std::optional<double> accuracy;    ///< share of right answers, 0 to 1; nothing for models that do
+                                     ///< not count them, such as language models
+  std::optional<double> f1;          ///< of classifiers: of the second of two classes, or the mean
+                                     ///< over more of them
+  std::optional<double> perplexity;  ///< of language models: e^loss
   std::int64_t num_samples = 0;
 };
 
@@ -44,6 +47,9 @@ struct TrainResults {
   std::int64_t num_recoveries = 0;  ///< times that memory ran out and the step was planned anew
   std::int64_t num_plans = 0;  ///< made in this run: one for each bucket of shapes, and one for
                                ///< each time that a plan was made anew
+  double data_wait_fraction = 0.0;    ///< of the run's time, in which training waited for samples
+  std::optional<double> best_metric;  ///< of --metric_for_best_model, where evaluations were made
+  std::string best_model_checkpoint;  ///< the folder with its weights; empty: they were not kept
   std::int64_t num_parameters = 0;
   std::string weights_sha256;
   std::string model_sha256;  ///< of the file with the saved weights; empty: none was saved

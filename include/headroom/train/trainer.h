@@ -13,6 +13,27 @@
 
 namespace headroom {
 
+/// Where a run stands, for callbacks.
+struct TrainingState {
+  std::int64_t update = 0;  ///< updates done
+  std::int64_t num_updates = 0;
+  double epoch = 0.0;  ///< epochs done
+  double loss = 0.0;   ///< of the last global batch
+  double grad_norm = 0.0;
+  double learning_rate = 0.0;
+};
+
+/// What a callback may ask for.
+struct TrainingControl {
+  bool should_stop = false;  ///< the run ends here, as if this were its last update
+};
+
+/// Called by train(), on every rank. Either may be empty.
+struct TrainerCallbacks {
+  std::function<void(const TrainingState&, TrainingControl&)> on_update;
+  std::function<void(const TrainingState&, const EvalResults&, TrainingControl&)> on_evaluation;
+};
+
 /// Trains a chain on a dataset as TrainingArguments say.
 ///     headroom::Trainer trainer(arguments, chain, train_data, test_data);
 ///     headroom::TrainResults results = trainer.train();
@@ -34,6 +55,9 @@ class Trainer {
   ~Trainer();
   Trainer(const Trainer&) = delete;
   Trainer& operator=(const Trainer&) = delete;
+
+  /// With several ranks, every rank has callbacks or none has; all stop when one asks for it.
+  void set_callbacks(TrainerCallbacks callbacks);
 
   /// Runs the whole training. Throws BudgetError before anything is trained when the budget cannot
   /// be met, DataError before it when the evaluation data does not fit the model, and CommError
