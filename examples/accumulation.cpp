@@ -1,7 +1,7 @@
 // Gradient accumulation in an ordinary LibTorch loop: one object, and the update of the large
 // batch.
 
-#include <headroom/data/split.h>
+#include <headroom/data/dataset.h>
 #include <headroom/execute/accumulator.h>
 #include <headroom/optim/schedule.h>
 

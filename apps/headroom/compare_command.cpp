@@ -2,10 +2,10 @@
 
 #include <headroom/core/bytes.h>
 #include <headroom/core/error.h>
-#include <headroom/core/log.h>
 #include <headroom/memory/meter.h>
 #include <headroom/train/trainer.h>
 #include "core/figures.h"
+#include "core/log.h"
 #include "report/json.h"
 #include "report/table.h"
 #include "train/run_settings.h"

@@ -1,6 +1,6 @@
 #include "launch.h"
 
-#include <headroom/comm/rank_environment.h>
+#include <headroom/comm/communicator.h>
 #include <headroom/core/error.h>
 
 #include <fmt/format.h>
@@ -174,7 +174,7 @@ class Ranks {
 int launch_ranks(std::int64_t num_ranks) {
   const sigset_t awaited = awaited_signals();
   sigset_t before;
-  ::pthread_sigmask(SIG_BLOCK, &awaited, &before);  // also for the threads of the meeting place
+  ::pthread_sigmask(SIG_BLOCK, &awaited, &before);  // also for the threads of the rendezvous
   Ranks ranks(num_ranks, before);
   int num_requests = 0;
   while (ranks.are_running()) {

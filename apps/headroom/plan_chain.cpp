@@ -4,7 +4,7 @@
 #include <headroom/core/bytes.h>
 #include <headroom/core/error.h>
 #include <headroom/plan/chain_solver.h>
-#include <headroom/plan/policies.h>
+#include <headroom/plan/schedule.h>
 #include "core/figures.h"
 #include "report/json.h"
 

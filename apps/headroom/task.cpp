@@ -102,7 +102,7 @@ OpenedData open_data_for(const ModelInput& input, const TrainingArguments& argum
   request.model_folder = folder;
   if (!folder.empty()) request.labels = label_names_of(folder);
   request.is_trained = is_trained;
-  request.takes_any_shape = is_script(arguments);
+  request.takes_any_shape = requested_script(arguments).has_value();
   request.text_column = arguments.text_column;
   request.label_column = arguments.label_column;
   request.image_column = arguments.image_column;

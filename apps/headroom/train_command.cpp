@@ -8,15 +8,15 @@
 #include "saved_model.h"
 #include "stop_signals.h"
 
-#include <headroom/comm/rank_environment.h>
+#include <headroom/comm/communicator.h>
 #include <headroom/core/bytes.h>
 #include <headroom/core/error.h>
-#include <headroom/core/log.h>
 #include <headroom/core/runtime.h>
 #include <headroom/memory/meter.h>
 #include <headroom/model/generate.h>
 #include <headroom/model/pretrained.h>
 #include <headroom/train/trainer.h>
+#include "core/log.h"
 
 #include <c10/util/Exception.h>
 #include <fmt/format.h>

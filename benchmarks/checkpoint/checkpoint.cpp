@@ -3,8 +3,7 @@
 
 #include <headroom/core/runtime.h>
 #include <headroom/execute/checkpoint.h>
-#include <headroom/execute/checkpoint_sequential.h>
-#include <headroom/execute/keep_as.h>
+#include <headroom/execute/executor.h>
 #include <headroom/memory/meter.h>
 
 #include <torch/torch.h>

@@ -11,7 +11,7 @@
 #include <headroom/memory/meter.h>
 #include <headroom/model/zoo.h>
 #include <headroom/plan/chain_solver.h>
-#include <headroom/plan/policies.h>
+#include <headroom/plan/schedule.h>
 #include "execute/profile.h"
 #include "optim/sgd.h"
 

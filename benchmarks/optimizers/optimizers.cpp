@@ -18,7 +18,7 @@
 #include <headroom/core/bytes.h>
 #include <headroom/core/runtime.h>
 #include <headroom/memory/meter.h>
-#include <headroom/optim/factory.h>
+#include <headroom/optim/optimizer.h>
 #include "timing.h"
 
 namespace {

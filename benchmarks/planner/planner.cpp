@@ -4,7 +4,7 @@
 
 #include <headroom/core/bytes.h>
 #include <headroom/plan/chain_solver.h>
-#include <headroom/plan/policies.h>
+#include <headroom/plan/schedule.h>
 #include <headroom/plan/search.h>
 
 #include <fmt/format.h>

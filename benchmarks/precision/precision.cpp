@@ -14,8 +14,7 @@
 #include <headroom/execute/executor.h>
 #include <headroom/memory/meter.h>
 #include <headroom/model/gpt.h>
-#include <headroom/optim/clip.h>
-#include <headroom/optim/factory.h>
+#include <headroom/optim/optimizer.h>
 #include "core/blas_kernels.h"
 
 #include <fmt/format.h>

@@ -1,12 +1,12 @@
 // Ranks connected by c10d's Gloo.
-#include <headroom/comm/rank_environment.h>
+#include <headroom/comm/communicator.h>
 
 #include <headroom/core/error.h>
 #include "core/input_file.h"
 #include "core/torch_compat.h"
 
-#include "comm/meeting_place.h"
 #include "comm/packing.h"
+#include "comm/rendezvous.h"
 
 #include <fmt/format.h>
 #include <torch/types.h>
@@ -179,11 +179,11 @@ class GlooCommunicator final : public Communicator {
   bool has_joined_ = false;
 };
 
-// The table of a MeetingPlace as c10d has it: what connecting to each other needs of a store. The
-// rest is a HashStore's, whose methods differ between versions.
-class MeetingStore final : public c10d::HashStore {
+// The table of a RendezvousServer as c10d has it: what connecting to each other needs of a store.
+// The rest is a HashStore's, whose methods differ between versions.
+class RendezvousStore final : public c10d::HashStore {
  public:
-  MeetingStore(const std::string& host, std::int64_t port, Milliseconds timeout)
+  RendezvousStore(const std::string& host, std::int64_t port, Milliseconds timeout)
       : client_(host, port) {
     timeout_ = timeout;
     client_.find("", timeout);  // a place that is not there is told from ranks that are not
@@ -208,7 +208,7 @@ class MeetingStore final : public c10d::HashStore {
   bool hasExtendedApi() const { return false; }
 
  private:
-  MeetingPlaceClient client_;
+  RendezvousClient client_;
 };
 
 // The store of whoever started the ranks.
@@ -236,7 +236,7 @@ StorePtr open_store(const std::string& file, Milliseconds timeout) {
 StorePtr store_of(const RankEnvironment& environment, Milliseconds timeout) {
   if (!environment.store_file.empty()) return open_store(environment.store_file, timeout);
   if (environment.has_store) return open_store(environment.address, environment.port, timeout);
-  return c10::make_intrusive<MeetingStore>(environment.address, environment.port, timeout);
+  return c10::make_intrusive<RendezvousStore>(environment.address, environment.port, timeout);
 }
 
 }  // namespace
@@ -247,7 +247,7 @@ std::unique_ptr<Communicator> join_ranks(const RankEnvironment& environment, Mil
   const bool is_server = environment.rank == 0 && !environment.has_store && !is_local;
   const std::string& host = environment.address;
   std::string reason;
-  std::optional<MeetingPlace> place;  // closed as soon as the ranks are connected
+  std::optional<RendezvousServer> place;  // closed as soon as the ranks are connected
   try {
     if (is_server) place.emplace(host, environment.port);
     StorePtr store = store_of(environment, timeout);
@@ -262,10 +262,10 @@ std::unique_ptr<Communicator> join_ranks(const RankEnvironment& environment, Mil
   }
   const std::string where =
       is_local ? shown_path(environment.store_file) : fmt::format("{}:{}", host, environment.port);
-  throw CommError(
-      fmt::format("rank {} of {} cannot {} {} ({}); {}", environment.rank, environment.size,
-                  is_server ? "open the meeting place" : "reach the meeting place", where, reason,
-                  is_server ? "choose another MASTER_PORT" : remedy(timeout)));
+  throw CommError(fmt::format("rank {} of {} cannot {} {} ({}); {}", environment.rank,
+                              environment.size,
+                              is_server ? "open the rendezvous" : "reach the rendezvous", where,
+                              reason, is_server ? "choose another MASTER_PORT" : remedy(timeout)));
 }
 
 std::function<std::unique_ptr<Communicator>(std::int64_t rank)> make_thread_communicators(

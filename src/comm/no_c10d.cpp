@@ -1,6 +1,6 @@
 // Stands in for c10d.cpp where LibTorch was built without Gloo: one rank works, several are
 // refused.
-#include <headroom/comm/rank_environment.h>
+#include <headroom/comm/communicator.h>
 
 #include <headroom/core/error.h>
 

@@ -1,4 +1,4 @@
-#include <headroom/comm/rank_environment.h>
+#include <headroom/comm/communicator.h>
 
 #include <headroom/core/error.h>
 

@@ -2,7 +2,7 @@
 
 // What a model learns, as --task names it.
 
-#include <headroom/core/model_input.h>
+#include <headroom/core/micro_batch.h>
 
 #include <string>
 #include <vector>

@@ -1,4 +1,4 @@
-#include <headroom/core/log.h>
+#include "core/log.h"
 
 #include <spdlog/sinks/stdout_color_sinks.h>
 #include <spdlog/spdlog.h>

@@ -1,7 +1,7 @@
 #include "data/array_dataset.h"
 
 #include <headroom/core/error.h>
-#include <headroom/data/split.h>
+#include <headroom/data/dataset.h>
 #include "core/input_file.h"
 #include "core/integers.h"
 

@@ -2,7 +2,7 @@
 
 // The table of data formats. To add one: a file with its row, and a line in data_format.cpp.
 
-#include <headroom/core/model_input.h>
+#include <headroom/core/micro_batch.h>
 #include <headroom/data/dataset.h>
 #include <headroom/data/tokens.h>
 #include "data/labels.h"

@@ -2,7 +2,7 @@
 
 // From the pixels of a file to what a model reads: size, crop, scale and normal form.
 
-#include <headroom/core/model_input.h>
+#include <headroom/core/micro_batch.h>
 #include "data/image_file.h"
 
 #include <array>

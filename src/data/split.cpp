@@ -1,4 +1,4 @@
-#include <headroom/data/split.h>
+#include <headroom/data/dataset.h>
 
 #include <headroom/core/error.h>
 

@@ -1,6 +1,6 @@
 #include "data/subset.h"
 
-#include "data/loader.h"
+#include "data/sample_order.h"
 
 #include <algorithm>
 
@@ -50,9 +50,10 @@ std::pair<std::shared_ptr<const Dataset>, std::shared_ptr<const Dataset>> hold_o
     std::shared_ptr<const Dataset> data, std::uint64_t seed) {
   const std::int64_t num_held = data->size() / 10;
   if (num_held == 0) return {std::move(data), nullptr};
-  std::vector<std::int64_t> order = epoch_order(data->size(), /*shuffle=*/true, seed, 0);
-  std::vector<std::int64_t> held(order.begin(), order.begin() + num_held),
-      others(order.begin() + num_held, order.end());
+  const SampleOrder order(data->size(), /*shuffle=*/true, seed, 0);
+  std::vector<std::int64_t> held, others;
+  for (std::int64_t place = 0; place < order.size(); ++place)
+    (place < num_held ? held : others).push_back(order[place]);
   std::sort(held.begin(), held.end());
   std::sort(others.begin(), others.end());
   return {make_subset(data, std::move(others)), make_subset(data, std::move(held))};

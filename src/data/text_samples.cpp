@@ -1,6 +1,6 @@
 #include "data/text_samples.h"
 
-#include <headroom/data/split.h>
+#include <headroom/data/dataset.h>
 
 #include <torch/types.h>
 

@@ -1,9 +1,9 @@
 #include <headroom/execute/accumulator.h>
 
 #include <headroom/core/error.h>
-#include <headroom/core/log.h>
 #include <headroom/memory/meter.h>
-#include <headroom/optim/clip.h>
+#include <headroom/optim/optimizer.h>
+#include "core/log.h"
 
 #include "execute/non_finite.h"
 #include "execute/optimizer_parameters.h"

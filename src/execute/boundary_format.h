@@ -1,7 +1,7 @@
 #pragma once
 
 #include <headroom/config/chain_costs.h>
-#include <headroom/execute/keep_as.h>
+#include <headroom/execute/executor.h>
 
 #include <cstdint>
 #include <string>

@@ -1,4 +1,4 @@
-#include <headroom/execute/checkpoint_sequential.h>
+#include <headroom/execute/checkpoint.h>
 
 #include "plan/segments.h"
 

@@ -2,9 +2,9 @@
 
 #include <headroom/comm/communicator.h>
 #include <headroom/core/error.h>
-#include <headroom/core/log.h>
 #include <headroom/core/random.h>
-#include <headroom/optim/clip.h>
+#include <headroom/optim/optimizer.h>
+#include "core/log.h"
 
 #include "execute/non_finite.h"
 #include "execute/optimizer_parameters.h"

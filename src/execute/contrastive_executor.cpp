@@ -2,7 +2,7 @@
 
 #include <headroom/core/error.h>
 #include <headroom/memory/meter.h>
-#include <headroom/model/embedding_loss.h>
+#include <headroom/model/chain.h>
 #include "memory/device_clock.h"
 #include "memory/shape_meter.h"
 

@@ -1,4 +1,4 @@
-#include <headroom/execute/keep_as.h>
+#include <headroom/execute/executor.h>
 
 #include <headroom/core/error.h>
 #include <headroom/memory/meter.h>

@@ -1,7 +1,7 @@
 #include "execute/non_finite.h"
 
 #include <headroom/core/error.h>
-#include <headroom/optim/clip.h>
+#include <headroom/optim/optimizer.h>
 
 #include <fmt/format.h>
 

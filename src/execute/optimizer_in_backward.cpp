@@ -1,4 +1,4 @@
-#include <headroom/execute/optimizer_in_backward.h>
+#include "execute/optimizer_in_backward.h"
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>

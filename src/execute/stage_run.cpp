@@ -2,7 +2,7 @@
 
 #include <headroom/core/error.h>
 #include <headroom/execute/autocast.h>
-#include <headroom/execute/keep_as.h>
+#include <headroom/execute/executor.h>
 #include <headroom/memory/meter.h>
 #include "core/tensor_hash.h"
 #include "ops/convert.h"

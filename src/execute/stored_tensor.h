@@ -2,7 +2,7 @@
 
 // The forms in which a tensor's elements wait for backward.
 
-#include <headroom/execute/keep_as.h>
+#include <headroom/execute/executor.h>
 
 #include <ATen/core/Tensor.h>
 #include <torch/csrc/autograd/saved_variable_hooks.h>

@@ -2,7 +2,7 @@
 #include <headroom/core/random.h>
 #include <headroom/execute/executor.h>
 #include <headroom/memory/meter.h>
-#include <headroom/plan/policies.h>
+#include <headroom/plan/schedule.h>
 #include "core/hash.h"
 
 #include "execute/recompute_state.h"

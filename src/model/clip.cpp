@@ -1,7 +1,7 @@
 #include "model/clip.h"
 
 #include <headroom/core/error.h>
-#include <headroom/model/embedding_loss.h>
+#include <headroom/model/chain.h>
 #include "ops/dropout.h"
 #include "ops/embedding.h"
 #include "ops/layer_norm.h"

@@ -1,4 +1,4 @@
-#include <headroom/model/embedding_loss.h>
+#include <headroom/model/chain.h>
 
 namespace headroom {
 

@@ -1,7 +1,7 @@
 #include <headroom/model/gpt.h>
 
 #include <headroom/core/error.h>
-#include <headroom/ops/cross_entropy.h>
+#include <headroom/ops/transformer.h>
 #include "ops/dropout.h"
 #include "ops/embedding.h"
 #include "ops/layer_norm.h"

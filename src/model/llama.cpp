@@ -2,7 +2,7 @@
 
 #include <headroom/core/error.h>
 #include <headroom/model/gpt.h>
-#include <headroom/ops/cross_entropy.h>
+#include <headroom/ops/transformer.h>
 #include "ops/embedding.h"
 #include "ops/layer_norm.h"
 

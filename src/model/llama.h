@@ -1,7 +1,7 @@
 #pragma once
 
 #include <headroom/model/chain.h>
-#include <headroom/ops/attention.h>
+#include <headroom/ops/transformer.h>
 #include "model/config_file.h"
 #include "model/published.h"
 

@@ -1,8 +1,8 @@
 #include "model/published.h"
 
 #include <headroom/core/error.h>
-#include <headroom/core/log.h>
 #include <headroom/model/safetensors.h>
+#include "core/log.h"
 #include "core/name_list.h"
 #include "core/name_pattern.h"
 #include "core/text.h"

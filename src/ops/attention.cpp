@@ -1,4 +1,4 @@
-#include <headroom/ops/attention.h>
+#include <headroom/ops/transformer.h>
 
 #include "ops/once.h"
 #include "ops/passes.h"

@@ -1,6 +1,6 @@
 #pragma once
 
-#include <headroom/ops/attention.h>
+#include <headroom/ops/transformer.h>
 
 #include <ATen/core/Tensor.h>
 

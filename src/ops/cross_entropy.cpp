@@ -1,4 +1,4 @@
-#include <headroom/ops/cross_entropy.h>
+#include <headroom/ops/transformer.h>
 
 #include "core/parallel.h"
 #include "ops/kernels.h"

@@ -4,7 +4,7 @@
 // given. Each works on rows (or heads) [begin, end) alone and starts no threads: callers split the
 // work. Null pointers leave out the part that is called optional.
 
-#include <headroom/ops/gelu.h>
+#include <headroom/ops/transformer.h>
 
 #include <cstdint>
 

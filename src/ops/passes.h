@@ -5,7 +5,7 @@
 // device nothing is computed, so that a function built from these allocates the same sizes there as
 // on the CPU. Results do not depend on the number of threads.
 
-#include <headroom/ops/attention.h>
+#include <headroom/ops/transformer.h>
 #include "ops/kernels.h"
 
 #include <ATen/core/ivalue.h>

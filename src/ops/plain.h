@@ -3,8 +3,6 @@
 // The same functions from LibTorch's own differentiable operations, for types and devices that our
 // kernels do not take.
 
-#include <headroom/ops/attention.h>
-#include <headroom/ops/cross_entropy.h>
 #include <headroom/ops/transformer.h>
 
 namespace headroom::ops {

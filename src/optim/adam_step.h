@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <tuple>
 
-#include <headroom/optim/factory.h>
+#include <headroom/optim/optimizer.h>
 #include "optim/update_kernels.h"
 
 namespace headroom {

@@ -1,4 +1,4 @@
-#include <headroom/optim/clip.h>
+#include <headroom/optim/optimizer.h>
 
 #include "core/parallel.h"
 

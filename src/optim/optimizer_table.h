@@ -3,7 +3,7 @@
 // The table of optimizers. To add one: a file with the optimizer and its row, and a line in
 // optimizer_table.cpp.
 
-#include <headroom/optim/factory.h>
+#include <headroom/optim/optimizer.h>
 
 #include <cstdint>
 #include <memory>

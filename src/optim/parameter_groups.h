@@ -3,7 +3,7 @@
 // What the makers of optimizers share: parameters in groups of equal options, and sizes of state.
 
 #include <headroom/core/error.h>
-#include <headroom/optim/factory.h>
+#include <headroom/optim/optimizer.h>
 
 #include <torch/optim/optimizer.h>
 

@@ -1,4 +1,4 @@
-#include <headroom/plan/policies.h>
+#include <headroom/plan/schedule.h>
 
 #include "plan/expansion.h"
 #include "plan/segments.h"

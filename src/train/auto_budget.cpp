@@ -2,9 +2,9 @@
 
 #include <headroom/core/bytes.h>
 #include <headroom/core/error.h>
-#include <headroom/core/log.h>
 #include <headroom/memory/meter.h>
 #include "core/available_memory.h"
+#include "core/log.h"
 
 #include <fmt/format.h>
 #include <torch/torch.h>

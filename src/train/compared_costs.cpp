@@ -1,6 +1,6 @@
 #include "train/compared_costs.h"
 
-#include <headroom/model/embedding_loss.h>
+#include <headroom/model/chain.h>
 
 #include "execute/optimizer_parameters.h"
 

@@ -4,7 +4,7 @@
 #include <headroom/data/dataset.h>
 #include <headroom/execute/autocast.h>
 #include <headroom/memory/meter.h>
-#include <headroom/optim/factory.h>
+#include <headroom/optim/optimizer.h>
 #include "memory/shape_meter.h"
 #include "model/requested_model.h"
 

@@ -3,7 +3,7 @@
 #include <headroom/core/error.h>
 #include <headroom/core/random.h>
 #include <headroom/memory/meter.h>
-#include <headroom/model/embedding_loss.h>
+#include <headroom/model/chain.h>
 
 #include "train/stop.h"
 

@@ -3,9 +3,8 @@
 // The part of an update that knows of pages: what comes before an operation, what becomes of
 // gradients that are complete, and the update of one unit after another.
 
-#include <headroom/optim/clip.h>
-#include <headroom/optim/factory.h>
 #include <headroom/optim/grad_scaler.h>
+#include <headroom/optim/optimizer.h>
 #include <headroom/train/run_plan.h>
 #include "execute/static_pager.h"
 

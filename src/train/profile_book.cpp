@@ -3,8 +3,8 @@
 #include "core/output_file.h"
 
 #include <headroom/core/error.h>
-#include <headroom/core/log.h>
 #include "core/figures.h"
+#include "core/log.h"
 #include "execute/boundary_format.h"
 #include "memory/device_clock.h"
 #include "memory/shape_meter.h"

@@ -1,12 +1,12 @@
 #include "train/rank_group.h"
 
 #include <headroom/core/error.h>
-#include <headroom/core/log.h>
 #include <headroom/core/random.h>
 #include <headroom/train/trainer.h>
 #include "config/argument_fields.h"
 #include "core/counter_random.h"
 #include "core/hash.h"
+#include "core/log.h"
 
 #include "train/stop.h"
 

@@ -1,8 +1,8 @@
 #include "train/run_log.h"
 #include "report/json.h"
 
-#include <headroom/core/log.h>
 #include "core/figures.h"
+#include "core/log.h"
 
 #include <fmt/format.h>
 

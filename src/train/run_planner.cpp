@@ -3,7 +3,7 @@
 #include <headroom/core/bytes.h>
 #include <headroom/core/error.h>
 #include <headroom/memory/meter.h>
-#include <headroom/optim/factory.h>
+#include <headroom/optim/optimizer.h>
 
 #include "train/stop.h"
 #include "train/update_timing.h"

@@ -2,8 +2,8 @@
 
 #include <headroom/core/version.h>
 #include <headroom/execute/autocast.h>
-#include <headroom/execute/optimizer_in_backward.h>
 #include <headroom/optim/schedule.h>
+#include "execute/optimizer_in_backward.h"
 
 #include "config/argument_fields.h"
 #include "core/data_fingerprint.h"

@@ -8,7 +8,7 @@
 #include <headroom/data/dataset.h>
 #include <headroom/execute/executor.h>
 #include <headroom/model/chain.h>
-#include <headroom/optim/factory.h>
+#include <headroom/optim/optimizer.h>
 
 #include "train/windows.h"
 

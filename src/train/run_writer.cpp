@@ -2,9 +2,9 @@
 #include "core/output_file.h"
 
 #include <headroom/core/error.h>
-#include <headroom/core/log.h>
 #include <headroom/model/pretrained.h>
 #include "config/argument_fields.h"
+#include "core/log.h"
 #include "report/json.h"
 #include "report/trainer_state.h"
 

@@ -1,12 +1,12 @@
 #include "train/snapshot.h"
 
 #include <headroom/core/error.h>
-#include <headroom/core/log.h>
 #include <headroom/core/random.h>
 #include <headroom/memory/meter.h>
 #include <headroom/model/safetensors.h>
 #include "core/hashed_file.h"
 #include "core/input_file.h"
+#include "core/log.h"
 #include "core/mapped_pages.h"
 #include "core/output_file.h"
 #include "model/safetensors_writer.h"

@@ -1,8 +1,8 @@
 #include "train/snapshot_folder.h"
 
 #include <headroom/core/error.h>
-#include <headroom/core/log.h>
 #include "core/input_file.h"
+#include "core/log.h"
 #include "core/output_file.h"
 #include "core/text.h"
 

@@ -1,7 +1,7 @@
 #include "train/snapshots.h"
 
 #include <headroom/core/error.h>
-#include <headroom/core/log.h>
+#include "core/log.h"
 
 #include <fmt/format.h>
 #include <torch/torch.h>

@@ -1,10 +1,10 @@
 #include <headroom/train/trainer.h>
 
 #include <headroom/core/error.h>
-#include <headroom/core/log.h>
 #include <headroom/memory/meter.h>
+#include "core/log.h"
 
-#include <headroom/model/embedding_loss.h>
+#include <headroom/model/chain.h>
 #include "execute/static_pager.h"
 
 #include "train/evaluator.h"

@@ -1,10 +1,10 @@
 #include "train/update_step.h"
 
 #include <headroom/core/error.h>
-#include <headroom/core/log.h>
-#include <headroom/data/split.h>
-#include <headroom/model/embedding_loss.h>
-#include <headroom/optim/clip.h>
+#include <headroom/data/dataset.h>
+#include <headroom/model/chain.h>
+#include <headroom/optim/optimizer.h>
+#include "core/log.h"
 #include "execute/non_finite.h"
 
 #include "train/stop.h"

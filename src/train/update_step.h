@@ -4,13 +4,13 @@
 
 #include <headroom/data/dataset.h>
 #include <headroom/execute/executor.h>
-#include <headroom/execute/optimizer_in_backward.h>
 #include <headroom/memory/meter.h>
 #include <headroom/model/chain.h>
-#include <headroom/optim/factory.h>
 #include <headroom/optim/grad_scaler.h>
+#include <headroom/optim/optimizer.h>
 #include <headroom/optim/schedule.h>
 #include "data/loader.h"
+#include "execute/optimizer_in_backward.h"
 
 #include "train/paged_update.h"
 #include "train/rank_group.h"

@@ -1,7 +1,7 @@
 #include "train/update_timing.h"
 
 #include <headroom/memory/meter.h>
-#include <headroom/optim/clip.h>
+#include <headroom/optim/optimizer.h>
 #include "memory/device_clock.h"
 
 #include <torch/torch.h>

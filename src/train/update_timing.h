@@ -1,6 +1,6 @@
 #pragma once
 
-#include <headroom/optim/factory.h>
+#include <headroom/optim/optimizer.h>
 
 #include <cstdint>
 #include <optional>

@@ -1,4 +1,4 @@
-#include <headroom/core/log.h>
+#include "core/log.h"
 
 #include <gtest/gtest.h>
 

@@ -3,7 +3,7 @@
 #include "data/text_samples.h"
 
 #include <headroom/core/error.h>
-#include <headroom/data/split.h>
+#include <headroom/data/dataset.h>
 
 #include "support/idx_files.h"
 #include "support/image_files.h"

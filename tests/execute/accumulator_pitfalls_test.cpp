@@ -1,11 +1,11 @@
 // One test per way in which gradient accumulation is known to go wrong in one process.
 
 #include <headroom/core/error.h>
-#include <headroom/core/log.h>
 #include <headroom/execute/accumulator.h>
 #include <headroom/memory/meter.h>
 #include <headroom/optim/grad_scaler.h>
 #include <headroom/optim/schedule.h>
+#include "core/log.h"
 
 #include <torch/csrc/autograd/function_hook.h>
 

@@ -1,8 +1,6 @@
 // The ops of this project under autocast: products in bf16, everything else in fp32, and parameter
 // gradients in fp32.
 #include <headroom/execute/autocast.h>
-#include <headroom/ops/attention.h>
-#include <headroom/ops/cross_entropy.h>
 #include <headroom/ops/transformer.h>
 #include "ops/dropout.h"
 #include "ops/embedding.h"

@@ -9,7 +9,7 @@
 #include <headroom/memory/meter.h>
 #include <headroom/model/zoo.h>
 #include <headroom/plan/chain_solver.h>
-#include <headroom/plan/policies.h>
+#include <headroom/plan/schedule.h>
 #include "execute/profile.h"
 #include "execute/stored_tensor.h"
 #include "plan/simulate.h"

@@ -1,5 +1,5 @@
 // Losses, gradients, buffers and the random stream are bit-identical with and without checkpoint.
-#include <headroom/execute/checkpoint_sequential.h>
+#include <headroom/execute/checkpoint.h>
 
 #include "execute/checkpoint_support.h"
 

@@ -1,6 +1,6 @@
-#include <headroom/execute/checkpoint_sequential.h>
+#include <headroom/execute/checkpoint.h>
 
-#include <headroom/plan/policies.h>
+#include <headroom/plan/schedule.h>
 #include "plan/segments.h"
 
 #include <cmath>

@@ -4,9 +4,9 @@
 
 #include <headroom/core/error.h>
 #include <headroom/core/random.h>
-#include <headroom/data/split.h>
+#include <headroom/data/dataset.h>
 #include <headroom/memory/meter.h>
-#include <headroom/model/embedding_loss.h>
+#include <headroom/model/chain.h>
 
 #include <gtest/gtest.h>
 #include <torch/torch.h>

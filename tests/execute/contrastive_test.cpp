@@ -1,6 +1,6 @@
 // The gradient of a loss over the whole batch, from micro-batches: random embeddings and losses.
 #include <headroom/core/error.h>
-#include <headroom/data/split.h>
+#include <headroom/data/dataset.h>
 #include <headroom/execute/contrastive.h>
 #include <headroom/memory/meter.h>
 

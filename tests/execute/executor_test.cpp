@@ -6,7 +6,7 @@
 #include <headroom/execute/autocast.h>
 #include <headroom/memory/meter.h>
 #include <headroom/model/zoo.h>
-#include <headroom/plan/policies.h>
+#include <headroom/plan/schedule.h>
 
 #include "support/zoo_data.h"
 

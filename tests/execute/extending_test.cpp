@@ -2,7 +2,7 @@
 // with its row, trained together.
 #include <headroom/core/random.h>
 #include <headroom/execute/executor.h>
-#include <headroom/plan/policies.h>
+#include <headroom/plan/schedule.h>
 #include "data/data_format.h"
 #include "model/family.h"
 #include "model/image_parts.h"

@@ -1,11 +1,11 @@
-#include <headroom/execute/optimizer_in_backward.h>
+#include "execute/optimizer_in_backward.h"
 
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
 #include <headroom/core/error.h>
 #include <headroom/memory/meter.h>
-#include <headroom/optim/factory.h>
+#include <headroom/optim/optimizer.h>
 #include "optim/adam.h"
 #include "support/transformer.h"
 

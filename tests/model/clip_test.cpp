@@ -2,7 +2,7 @@
 
 #include <headroom/core/error.h>
 #include <headroom/data/dataset.h>
-#include <headroom/model/embedding_loss.h>
+#include <headroom/model/chain.h>
 #include <headroom/model/zoo.h>
 
 #include "model/chain_runs.h"

@@ -2,8 +2,7 @@
 
 #include <headroom/memory/meter.h>
 #include <headroom/model/gpt.h>
-#include <headroom/ops/attention.h>
-#include <headroom/ops/cross_entropy.h>
+#include <headroom/ops/transformer.h>
 #include "ops/direct_gradient.h"
 
 #include "ops/reference_ops.h"

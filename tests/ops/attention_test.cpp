@@ -1,4 +1,4 @@
-#include <headroom/ops/attention.h>
+#include <headroom/ops/transformer.h>
 
 #include <headroom/core/error.h>
 

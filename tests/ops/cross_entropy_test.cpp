@@ -1,4 +1,4 @@
-#include <headroom/ops/cross_entropy.h>
+#include <headroom/ops/transformer.h>
 
 #include <headroom/core/error.h>
 

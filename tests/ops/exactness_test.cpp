@@ -2,7 +2,6 @@
 // in float and in double; finite differences; the same bits again. What float cannot give to
 // anybody is measured against what the reference gives in float.
 
-#include <headroom/ops/cross_entropy.h>
 #include <headroom/ops/transformer.h>
 #include "ops/dropout.h"
 #include "ops/embedding.h"

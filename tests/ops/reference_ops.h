@@ -3,7 +3,6 @@
 // What the functions of layer ops must equal, written with LibTorch's plain operations, and ways to
 // compare.
 
-#include <headroom/ops/cross_entropy.h>
 #include <headroom/ops/transformer.h>
 
 #include <gtest/gtest.h>

@@ -6,7 +6,7 @@
 
 #include <headroom/core/error.h>
 #include <headroom/memory/meter.h>
-#include <headroom/optim/factory.h>
+#include <headroom/optim/optimizer.h>
 #include "optim/adafactor.h"
 #include "optim/adam.h"
 #include "optim/optimizer_table.h"

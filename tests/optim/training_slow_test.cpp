@@ -10,7 +10,7 @@
 
 #include <headroom/core/runtime.h>
 #include <headroom/data/dataset.h>
-#include <headroom/optim/factory.h>
+#include <headroom/optim/optimizer.h>
 #include <headroom/optim/schedule.h>
 #include "support/transformer.h"
 

@@ -5,7 +5,7 @@
 #include "plan/random_chain.h"
 
 #include <headroom/core/error.h>
-#include <headroom/plan/policies.h>
+#include <headroom/plan/schedule.h>
 #include "plan/simulate.h"
 
 #include <gtest/gtest.h>

@@ -2,7 +2,7 @@
 
 #include <headroom/core/error.h>
 #include <headroom/plan/chain_solver.h>
-#include <headroom/plan/policies.h>
+#include <headroom/plan/schedule.h>
 
 #include <gtest/gtest.h>
 

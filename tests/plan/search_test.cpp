@@ -4,7 +4,7 @@
 #include "plan/realistic_chains.h"
 
 #include <headroom/core/error.h>
-#include <headroom/plan/policies.h>
+#include <headroom/plan/schedule.h>
 
 #include <gtest/gtest.h>
 

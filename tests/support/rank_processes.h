@@ -2,7 +2,7 @@
 
 // A test that runs its own program again, as ranks.
 
-#include <headroom/comm/rank_environment.h>
+#include <headroom/comm/communicator.h>
 
 #include <signal.h>
 #include <spawn.h>

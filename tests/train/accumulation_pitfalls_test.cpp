@@ -2,8 +2,8 @@
 // process. Those of the accumulator itself are in tests/execute/accumulator_pitfalls_test.cpp.
 
 #include <headroom/core/error.h>
-#include <headroom/core/log.h>
 #include <headroom/memory/meter.h>
+#include "core/log.h"
 
 #include <gtest/gtest.h>
 

@@ -1,8 +1,8 @@
 // Training with frozen weights: what is not trained does not change, has no gradient and no state,
 // and plans know it to the byte.
-#include <headroom/core/log.h>
 #include <headroom/model/adapters.h>
 #include <headroom/train/estimate.h>
+#include "core/log.h"
 
 #include <gtest/gtest.h>
 

@@ -2,7 +2,7 @@
 #include "train/budget_runs.h"
 
 #include <headroom/core/error.h>
-#include <headroom/core/log.h>
+#include "core/log.h"
 
 #include <gtest/gtest.h>
 #include <torch/torch.h>

@@ -4,7 +4,7 @@
 #include "train/budget_runs.h"
 
 #include <headroom/core/error.h>
-#include <headroom/core/log.h>
+#include "core/log.h"
 
 #include <gtest/gtest.h>
 

@@ -4,7 +4,6 @@
 
 #include <headroom/core/random.h>
 #include <headroom/model/chain.h>
-#include <headroom/model/embedding_loss.h>
 
 #include "train/training_support.h"
 

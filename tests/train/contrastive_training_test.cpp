@@ -1,7 +1,7 @@
 // A loss over the samples of the whole global batch, trained in micro-batches.
 #include <headroom/core/error.h>
-#include <headroom/core/log.h>
 #include <headroom/train/estimate.h>
+#include "core/log.h"
 
 #include <gtest/gtest.h>
 

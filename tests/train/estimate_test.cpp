@@ -2,8 +2,8 @@
 #include "train/budget_runs.h"
 
 #include <headroom/core/error.h>
-#include <headroom/core/log.h>
 #include <headroom/train/estimate.h>
+#include "core/log.h"
 #include "memory/shape_meter.h"
 
 #include <gtest/gtest.h>

@@ -1,8 +1,8 @@
 // What ends a run early loses nothing: stops, errors, evaluations that fail.
 #include <headroom/core/error.h>
-#include <headroom/core/log.h>
 #include <headroom/memory/meter.h>
 #include <headroom/train/trainer.h>
+#include "core/log.h"
 
 #include <gtest/gtest.h>
 

@@ -8,7 +8,7 @@
 #include "train/run_settings.h"
 
 #include <headroom/core/error.h>
-#include <headroom/core/log.h>
+#include "core/log.h"
 
 #include <gtest/gtest.h>
 

@@ -4,9 +4,9 @@
 #include "train/training_support.h"
 
 #include <headroom/core/error.h>
-#include <headroom/core/log.h>
 #include <headroom/execute/executor.h>
-#include <headroom/optim/factory.h>
+#include <headroom/optim/optimizer.h>
+#include "core/log.h"
 
 #include <gtest/gtest.h>
 

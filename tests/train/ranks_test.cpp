@@ -1,11 +1,11 @@
 // Training on several ranks gives the numbers of one. The ranks are processes of this program,
 // which run RankBody and leave what they found.
-#include <headroom/comm/rank_environment.h>
+#include <headroom/comm/communicator.h>
 #include <headroom/core/error.h>
-#include <headroom/core/log.h>
 #include <headroom/execute/checkpoint.h>
 #include <headroom/memory/meter.h>
 #include <headroom/train/trainer.h>
+#include "core/log.h"
 
 #include <fmt/format.h>
 #include <gtest/gtest.h>

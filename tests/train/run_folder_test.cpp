@@ -4,7 +4,7 @@
 #include "train/training_support.h"
 
 #include <headroom/core/error.h>
-#include <headroom/core/log.h>
+#include "core/log.h"
 
 #include <gtest/gtest.h>
 #include <torch/torch.h>

@@ -1,8 +1,8 @@
 #include "train/run_planner.h"
 
 #include <headroom/core/error.h>
-#include <headroom/core/log.h>
 #include <headroom/memory/meter.h>
+#include "core/log.h"
 
 #include <gtest/gtest.h>
 

@@ -1,7 +1,7 @@
 #include "train/run_writer.h"
 
 #include <headroom/core/error.h>
-#include <headroom/core/log.h>
+#include "core/log.h"
 
 #include <gtest/gtest.h>
 

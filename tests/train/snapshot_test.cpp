@@ -11,7 +11,7 @@
 #include <headroom/core/error.h>
 #include <headroom/model/pretrained.h>
 #include <headroom/model/safetensors.h>
-#include <headroom/optim/factory.h>
+#include <headroom/optim/optimizer.h>
 #include <headroom/train/trainer.h>
 
 #include <gtest/gtest.h>

@@ -1,8 +1,8 @@
 #include "train/snapshots.h"
 
 #include <headroom/core/error.h>
-#include <headroom/core/log.h>
-#include <headroom/optim/factory.h>
+#include <headroom/optim/optimizer.h>
+#include "core/log.h"
 
 #include <gtest/gtest.h>
 

@@ -1,7 +1,7 @@
 // One update by itself: its plan is a constant.
 #include "train/update_step.h"
 
-#include <headroom/core/log.h>
+#include "core/log.h"
 
 #include <gtest/gtest.h>
 

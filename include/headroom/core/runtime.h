@@ -44,6 +44,9 @@ void configure_threads(int requested, int num_processes = 1);
 /// Reads the facts; changes nothing.
 RuntimeInfo runtime_info();
 
+/// Silences what is said on standard error for people; warnings stay.
+void set_log_quiet(bool quiet);
+
 /// Instructions for products in half precision that this process may run: the CPU has them, and the
 /// system saves their registers.
 struct HalfInstructions {

@@ -1,7 +1,7 @@
 #pragma once
 
 #include <headroom/model/chain.h>
-#include <headroom/ops/gelu.h>
+#include <headroom/ops/transformer.h>
 
 #include <cstdint>
 #include <string>

@@ -1,6 +1,6 @@
 #pragma once
 
-#include <headroom/core/model_input.h>
+#include <headroom/core/micro_batch.h>
 #include <headroom/model/chain.h>
 
 #include <string>

@@ -4,11 +4,15 @@
 #include <torch/serialize/archive.h>
 #include <torch/types.h>
 
+#include <ATen/core/Tensor.h>
 #include <cstdint>
+#include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <tuple>
 #include <type_traits>
+#include <utility>
 #include <vector>
 
 namespace headroom {
@@ -175,4 +179,73 @@ class LeanParamStateOf : public LeanParamState {
 };
 
 }  // namespace optim_detail
+
+/// Which optimizer, with which numbers, in the words of the command line.
+struct OptimizerConfig {
+  std::string name = "adamw";  ///< one of optimizer_names()
+  double learning_rate = 5e-5;
+  double weight_decay = 0;
+  double beta1 = 0.9;
+  double beta2 = 0.999;
+  double eps = 1e-8;
+  double momentum = 0;  ///< sgd only
+  /// Whether weight decay also applies to parameters of fewer than two dimensions.
+  bool decay_biases_and_norms = false;
+};
+
+using NamedParameters = std::vector<std::pair<std::string, at::Tensor>>;
+
+/// Sizes of parameters.
+using ParameterShapes = std::vector<std::vector<std::int64_t>>;
+
+/// Tells by name and tensor whether adamw_8bit shall keep fp32 moments for a parameter (customary
+/// for embeddings, at 8 bytes each).
+using KeepFp32State = std::function<bool(const std::string& name, const at::Tensor& parameter)>;
+
+/// The names that OptimizerConfig may have, in the order of the documentation.
+const std::vector<std::string>& optimizer_names();
+
+/// Makes the optimizer that `config` names, for those parameters that require a gradient; a
+/// parameter that is listed twice (tied weights) counts once. There are at most two kinds of group,
+/// in this order: with weight decay, and without it (biases and norms: fewer than two dimensions).
+/// adafactor has a fixed rate and no parameter scaling, as in Hugging Face's trainer. State is
+/// allocated by prepare_state() or at the first step. Throws ConfigError on an unknown name,
+/// naming the nearest, or numbers out of range.
+std::unique_ptr<LeanOptimizer> make_optimizer(const OptimizerConfig& config,
+                                              const NamedParameters& parameters,
+                                              const KeepFp32State& keep_fp32_state = nullptr);
+
+/// Bytes of state that make_optimizer's choice keeps for float parameters of these sizes, exactly
+/// as the meter counts them. Throws ConfigError on an unknown name.
+std::int64_t optimizer_state_bytes(const OptimizerConfig& config, const ParameterShapes& shapes);
+
+/// The Euclidean norm of all gradients taken together, summed in double and in an order that does
+/// not depend on the number of threads. Not finite if and only if a gradient is not. Undefined
+/// gradients are left out; sparse ones are supported. On the CPU it allocates next to nothing.
+double global_norm(const std::vector<at::Tensor>& gradients);
+
+/// The sum of the squares of one gradient, so that it need not stay for the norm of all; `scaled`
+/// is the same of the values times 2^-600, for those whose squares overflow.
+struct SquareSum {
+  double plain = 0;
+  double scaled = 0;
+};
+SquareSum square_sum(const at::Tensor& gradient);
+/// Bit by bit the norm that the gradients together have, in this order.
+double global_norm(const std::vector<SquareSum>& sums);
+
+/// What gradients of this norm are multiplied with so that it becomes at most max_norm: min(1,
+/// max_norm / (norm + 1e-6)), as in PyTorch. 1 when max_norm <= 0 (no clipping) or the norm is not
+/// finite. Throws ConfigError when max_norm is not a number.
+double clip_factor(double norm, double max_norm);
+
+/// Scales the gradients in place so that their global norm is at most max_norm, and returns the
+/// norm before. Call it once per update, on averaged (and unscaled) gradients. When the norm is not
+/// finite nothing is changed: the caller skips the update.
+double clip_global_norm(const std::vector<at::Tensor>& gradients, double max_norm);
+
+/// The name of the first gradient that has a NaN or an infinity.
+std::optional<std::string> first_non_finite(
+    const std::vector<std::pair<std::string, at::Tensor>>& named_gradients);
+
 }  // namespace headroom

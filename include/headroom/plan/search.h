@@ -2,7 +2,6 @@
 
 #include <headroom/config/chain_costs.h>
 #include <headroom/plan/chain_solver.h>
-#include <headroom/plan/policies.h>
 #include <headroom/plan/schedule.h>
 
 #include <algorithm>

@@ -1,4 +1,4 @@
-#include "comm/meeting_place.h"
+#include "comm/rendezvous.h"
 
 #include "support/ports.h"
 
@@ -50,10 +50,10 @@ class Stranger {
   int socket_;
 };
 
-TEST(MeetingPlace, ARankReadsWhatAnotherWrote) {
+TEST(RendezvousServer, ARankReadsWhatAnotherWrote) {
   const int port = free_port();
-  const MeetingPlace place(kHost, port);
-  const MeetingPlaceClient client(kHost, port);
+  const RendezvousServer place(kHost, port);
+  const RendezvousClient client(kHost, port);
   const std::string binary("a\0b\xff", 4), large(1 << 20, 'x');
   EXPECT_FALSE(client.find("name", kLong));
   client.set("name", binary, kLong);
@@ -65,21 +65,21 @@ TEST(MeetingPlace, ARankReadsWhatAnotherWrote) {
   EXPECT_THROW(client.set("name", large + "x", kLong), std::runtime_error);
 }
 
-TEST(MeetingPlace, RanksWaitForThePlaceAndForEachOther) {
+TEST(RendezvousServer, RanksWaitForThePlaceAndForEachOther) {
   const int port = free_port();
-  const MeetingPlaceClient client(kHost, port);
+  const RendezvousClient client(kHost, port);
   EXPECT_THROW(client.get("name", 100ms), std::runtime_error) << "nobody opens it";
   auto reader = std::async(std::launch::async, [&] { return client.get("name", kLong); });
-  const MeetingPlace place(kHost, port);
+  const RendezvousServer place(kHost, port);
   EXPECT_THROW(client.get("other", 100ms), std::runtime_error) << "nobody sets it";
   client.set("name", "text", kLong);
   EXPECT_EQ(reader.get(), "text");
 }
 
-TEST(MeetingPlace, StrangersAreDropped) {
+TEST(RendezvousServer, StrangersAreDropped) {
   const int port = free_port();
-  const MeetingPlace place(kHost, port);
-  const std::string magic = "headroom-meeting-1";
+  const RendezvousServer place(kHost, port);
+  const std::string magic = "headroom-rendezvous-1";
   for (const std::string& said :
        {std::string("GET / HTTP/1.1\r\n\r\n"), std::string(9, '\xff'),
         magic + "x" + std::string(8, '\0'), magic + "s" + std::string(8, '\xff'),
@@ -90,13 +90,13 @@ TEST(MeetingPlace, StrangersAreDropped) {
   }
 }
 
-TEST(MeetingPlace, OneThatSaysNothingHoldsUpNobody) {
+TEST(RendezvousServer, OneThatSaysNothingHoldsUpNobody) {
   const int port = free_port();
   std::list<Stranger> silent;
   {
-    const MeetingPlace place(kHost, port);
+    const RendezvousServer place(kHost, port);
     for (int i = 0; i < 30; ++i) silent.emplace_back(port).say("h");
-    const MeetingPlaceClient client(kHost, port);
+    const RendezvousClient client(kHost, port);
     client.set("name", "text", kLong);
     EXPECT_EQ(client.get("name", kLong), "text");
     EXPECT_TRUE(silent.front().is_dropped()) << "after a few seconds";
@@ -106,10 +106,10 @@ TEST(MeetingPlace, OneThatSaysNothingHoldsUpNobody) {
   EXPECT_THROW(Stranger{port}, std::runtime_error) << "nobody listens any more";
 }
 
-TEST(MeetingPlace, APlaceThatIsTakenIsAnError) {
+TEST(RendezvousServer, APlaceThatIsTakenIsAnError) {
   const int port = free_port();
-  const MeetingPlace place(kHost, port);
-  EXPECT_THROW(MeetingPlace(kHost, port), std::runtime_error);
+  const RendezvousServer place(kHost, port);
+  EXPECT_THROW(RendezvousServer(kHost, port), std::runtime_error);
 }
 
 }  // namespace

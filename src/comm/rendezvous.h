@@ -15,13 +15,13 @@ namespace headroom {
 ///   - Listens on the address that the ranks were given alone, where this machine has it.
 ///   - Who connects asks one question and is answered. A connection that sends anything else, or
 ///     has not asked within a few seconds, is closed; a stranger costs neither memory nor time.
-class MeetingPlace {
+class RendezvousServer {
  public:
   /// Throws std::runtime_error when nobody can be served there.
-  MeetingPlace(const std::string& host, std::int64_t port);
-  ~MeetingPlace();
-  MeetingPlace(const MeetingPlace&) = delete;
-  MeetingPlace& operator=(const MeetingPlace&) = delete;
+  RendezvousServer(const std::string& host, std::int64_t port);
+  ~RendezvousServer();
+  RendezvousServer(const RendezvousServer&) = delete;
+  RendezvousServer& operator=(const RendezvousServer&) = delete;
 
  private:
   class Service;
@@ -29,9 +29,9 @@ class MeetingPlace {
 };
 
 /// A rank's way to the table. Each call connects anew, and waits for the place to be opened.
-class MeetingPlaceClient {
+class RendezvousClient {
  public:
-  MeetingPlaceClient(std::string host, std::int64_t port) : host_(std::move(host)), port_(port) {}
+  RendezvousClient(std::string host, std::int64_t port) : host_(std::move(host)), port_(port) {}
 
   /// Throws std::runtime_error when the place does not answer within `timeout`, and on a name or
   /// text that is longer than ranks need.

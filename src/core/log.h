@@ -1,5 +1,7 @@
 #pragma once
 
+#include <headroom/core/runtime.h>  // set_log_quiet
+
 #include <string>
 
 namespace headroom {
@@ -10,8 +12,5 @@ void log_warning(const std::string& message);
 
 /// Warns only the first time that `key` is seen in this process.
 void log_warning_once(const std::string& key, const std::string& message);
-
-/// Silences log_info (warnings stay), for --disable_tqdm-style quiet runs and for tests.
-void set_log_quiet(bool quiet);
 
 }  // namespace headroom

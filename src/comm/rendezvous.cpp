@@ -1,4 +1,4 @@
-#include "comm/meeting_place.h"
+#include "comm/rendezvous.h"
 
 #include <fcntl.h>
 #include <netdb.h>
@@ -25,7 +25,7 @@ using Milliseconds = std::chrono::milliseconds;
 
 // A question: kMagic, 's' (set) or 'g' (get), two lengths of 4 bytes, a name and a text. An answer:
 // 'y' and the text, or 'n' where there is none.
-constexpr std::string_view kMagic = "headroom-meeting-1";
+constexpr std::string_view kMagic = "headroom-rendezvous-1";
 constexpr std::size_t kHeadBytes = kMagic.size() + 1 + 8;
 constexpr std::size_t kMostNameBytes = 1 << 10, kMostTextBytes = 1 << 20;
 constexpr std::size_t kMostEntries = 1 << 16;  // 256 ranks, each with an entry for each other
@@ -150,7 +150,7 @@ bool wait_for(int descriptor, short events, Clock::time_point deadline) {
 
 }  // namespace
 
-class MeetingPlace::Service {
+class RendezvousServer::Service {
  public:
   explicit Service(Socket listener) : listener_(std::move(listener)) {
     int ends[2];
@@ -251,9 +251,9 @@ class MeetingPlace::Service {
   std::thread thread_;
 };
 
-MeetingPlace::MeetingPlace(const std::string& host, std::int64_t port)
+RendezvousServer::RendezvousServer(const std::string& host, std::int64_t port)
     : service_(std::make_unique<Service>(open_place(host, port))) {}
-MeetingPlace::~MeetingPlace() = default;
+RendezvousServer::~RendezvousServer() = default;
 
 namespace {
 
@@ -319,7 +319,7 @@ std::string ask_once(const std::string& host, std::int64_t port, const std::stri
 
 }  // namespace
 
-std::string MeetingPlaceClient::ask(const std::string& question, Deadline deadline) const {
+std::string RendezvousClient::ask(const std::string& question, Deadline deadline) const {
   while (true) {
     try {
       return ask_once(host_, port_, question, deadline);
@@ -330,18 +330,18 @@ std::string MeetingPlaceClient::ask(const std::string& question, Deadline deadli
   }
 }
 
-void MeetingPlaceClient::set(const std::string& name, const std::string& text,
-                             Milliseconds timeout) const {
+void RendezvousClient::set(const std::string& name, const std::string& text,
+                           Milliseconds timeout) const {
   ask(question('s', name, text), Clock::now() + timeout);
 }
 
-std::optional<std::string> MeetingPlaceClient::find(const std::string& name,
-                                                    Milliseconds timeout) const {
+std::optional<std::string> RendezvousClient::find(const std::string& name,
+                                                  Milliseconds timeout) const {
   const std::string answer = ask(question('g', name, ""), Clock::now() + timeout);
   return answer.front() == 'y' ? std::optional<std::string>(answer.substr(1)) : std::nullopt;
 }
 
-std::string MeetingPlaceClient::get(const std::string& name, Milliseconds timeout) const {
+std::string RendezvousClient::get(const std::string& name, Milliseconds timeout) const {
   const auto deadline = Clock::now() + timeout;
   while (true) {
     const std::string answer = ask(question('g', name, ""), deadline);
