@@ -298,7 +298,9 @@ void StaticPager::abandon() noexcept {
   walk_.reset();
 }
 
-SpillTraffic StaticPager::traffic() const { return store_ ? store_->traffic() : SpillTraffic{}; }
+std::vector<TransferRecord> StaticPager::recent_transfers() const {
+  return store_ ? store_->recent_transfers() : std::vector<TransferRecord>{};
+}
 
 DiskSpeed StaticPager::measure_disk() {
   constexpr std::int64_t kBytes = std::int64_t{8} << 20;

@@ -63,7 +63,7 @@ class StaticPager {
 
   /// Where pages are.
   const std::shared_ptr<SpillStore>& store();
-  SpillTraffic traffic() const;
+  std::vector<TransferRecord> recent_transfers() const;
   /// What the disk takes for a byte, measured now with a few megabytes.
   DiskSpeed measure_disk();
 

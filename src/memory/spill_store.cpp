@@ -25,6 +25,9 @@ namespace {
 constexpr std::int64_t kPageBytes = 4096;
 // So much is on its way between memory and disk; twice that is in the page cache meanwhile.
 constexpr std::int64_t kChunkBytes = std::int64_t{4} << 20;
+// Pieces below this may stay in the page cache: to wait for the disk would cost more than they are.
+constexpr std::int64_t kSmallBytes = std::int64_t{64} << 10;
+constexpr std::size_t kMostRecords = 8192;
 
 std::int64_t whole_pages(std::int64_t num_bytes) {
   return divide_up(std::max<std::int64_t>(num_bytes, 1), kPageBytes) * kPageBytes;
@@ -228,9 +231,11 @@ void SpillStore::serve() {
     } catch (...) {
       failure = std::current_exception();
     }
-    const auto taken = std::chrono::steady_clock::now() - start;
+    const auto end = std::chrono::steady_clock::now();
     lock.lock();
-    traffic_.busy_ns += std::chrono::duration_cast<std::chrono::nanoseconds>(taken).count();
+    traffic_.busy_ns += std::chrono::duration_cast<std::chrono::nanoseconds>(end - start).count();
+    recent_.push_back({transfer.kind, transfer.extent.num_bytes, start, end});
+    if (recent_.size() > kMostRecords) recent_.pop_front();
     (transfer.kind == TransferKind::kRead ? traffic_.bytes_read : traffic_.bytes_written) +=
         transfer.extent.num_bytes;
     ++last_done_;
@@ -257,12 +262,13 @@ void SpillStore::write_all(const Transfer& transfer) {
       fail(transfer, count == 0 ? "nothing was written" : std::strerror(errno));
     if (count < 0) continue;
     done += count;
+    if (num_bytes < kSmallBytes) continue;
     ::sync_file_range(descriptor_, offset + flushed, done - flushed, SYNC_FILE_RANGE_WRITE);
     if (done - flushed < 2 * kChunkBytes) continue;
     if (!flush(descriptor_, offset + flushed, kChunkBytes)) fail(transfer, std::strerror(errno));
     flushed += kChunkBytes;
   }
-  if (!flush(descriptor_, offset + flushed, num_bytes - flushed))
+  if (num_bytes >= kSmallBytes && !flush(descriptor_, offset + flushed, num_bytes - flushed))
     fail(transfer, std::strerror(errno));
 }
 
@@ -280,7 +286,8 @@ void SpillStore::read_all(const Transfer& transfer) {
     if (count == 0 || (count < 0 && errno != EINTR))
       fail(transfer, count == 0 ? "the file is too short" : std::strerror(errno));
     if (count < 0) continue;
-    ::posix_fadvise(descriptor_, offset + done, count, POSIX_FADV_DONTNEED);
+    if (num_bytes >= kSmallBytes)
+      ::posix_fadvise(descriptor_, offset + done, count, POSIX_FADV_DONTNEED);
     done += count;
   }
 }
@@ -318,6 +325,11 @@ SpillTraffic SpillStore::traffic() const {
   return traffic_;
 }
 
+std::vector<TransferRecord> SpillStore::recent_transfers() const {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  return {recent_.begin(), recent_.end()};
+}
+
 Extent mapped_extent(const c10::DataPtr& data) {
   const Mapping* mapping = mapping_of(data);
   return mapping == nullptr ? Extent{} : mapping->extent;
@@ -341,12 +353,11 @@ MappedAllocationScope::~MappedAllocationScope() {
 }
 
 c10::DataPtr MappedAllocationScope::allocate(std::size_t num_bytes) {
-  constexpr std::size_t kSmallBytes = std::size_t{64} << 10;
-  if (current_scope == nullptr || num_bytes < kSmallBytes) return {};
+  const auto bytes = static_cast<std::int64_t>(num_bytes);
+  if (current_scope == nullptr || bytes < kSmallBytes) return {};
   MappedAllocationScope& scope = *current_scope;
   release_mapped_pages(scope.latest_);
-  c10::DataPtr data =
-      SpillStore::map(scope.store_, scope.store_->reserve(static_cast<std::int64_t>(num_bytes)));
+  c10::DataPtr data = SpillStore::map(scope.store_, scope.store_->reserve(bytes));
   scope.latest_ = data.get();
   return data;
 }

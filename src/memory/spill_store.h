@@ -5,6 +5,7 @@
 
 #include <c10/core/Allocator.h>
 
+#include <chrono>
 #include <condition_variable>
 #include <cstdint>
 #include <deque>
@@ -15,6 +16,7 @@
 #include <mutex>
 #include <string>
 #include <thread>
+#include <vector>
 
 namespace headroom {
 
@@ -33,6 +35,13 @@ struct SpillTraffic {
   std::int64_t busy_ns = 0;  ///< that its thread spent on transfers
 };
 
+/// When a transfer was carried out.
+struct TransferRecord {
+  TransferKind kind = TransferKind::kRead;
+  std::int64_t num_bytes = 0;
+  std::chrono::steady_clock::time_point begin, end;
+};
+
 /// While one lives, the transfers of every store ask it first: a number other than 0 is the errno
 /// with which the transfer fails. For tests of what happens then. One at a time.
 class TransferFaultScope {
@@ -46,7 +55,8 @@ class TransferFaultScope {
 
 /// A file without a name, which ends with the process however that ends, and a thread that moves
 /// bytes between it and memory while the callers compute. Transfers are carried out in the order in
-/// which they were asked for. What was moved does not stay in the system's page cache. Thread-safe.
+/// which they were asked for. What was moved does not stay in the system's page cache, but for
+/// small pieces. Thread-safe.
 class SpillStore {
  public:
   /// Stands for one transfer.
@@ -81,6 +91,8 @@ class SpillStore {
   static c10::DataPtr map(const std::shared_ptr<SpillStore>& store, const Extent& extent);
 
   SpillTraffic traffic() const;
+  /// The last few thousand transfers, in order.
+  std::vector<TransferRecord> recent_transfers() const;
   const std::string& folder() const { return folder_; }
 
  private:
@@ -108,6 +120,7 @@ class SpillStore {
   Ticket last_done_ = 0;
   std::map<Ticket, std::exception_ptr> failures_;
   SpillTraffic traffic_;
+  std::deque<TransferRecord> recent_;
   bool is_ending_ = false;
   std::thread thread_;
 };

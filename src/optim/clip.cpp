@@ -119,7 +119,7 @@ SquareSum square_sum(const at::Tensor& gradient) {
                                                      : plain * kOverflowScale * kOverflowScale};
 }
 
-double global_norm(const std::vector<SquareSum>& sums) {
+double norm_of(const std::vector<SquareSum>& sums) {
   SquareSum all;
   for (const SquareSum& sum : sums) {
     all.plain += sum.plain;

@@ -20,18 +20,6 @@ std::int64_t transfer_ns(double ns_per_byte, std::int64_t bytes) {
 
 }  // namespace
 
-std::int64_t PagingPlan::paged_bytes() const {
-  std::int64_t bytes = 0;
-  for (std::size_t unit = 0; unit < units.size(); ++unit) {
-    for (std::size_t kind = 0; kind < kNumPageKinds; ++kind) {
-      // Between updates there are no gradients.
-      if (is_paged[unit][kind] && static_cast<PageKind>(kind) != PageKind::kGradients)
-        bytes += units[unit].bytes[kind];
-    }
-  }
-  return bytes;
-}
-
 PageWalk::PageWalk(const PagingPlan& plan, const std::vector<PageStep>& steps)
     : plan_(plan), steps_(steps), pages_(plan.units.size() * kNumPageKinds) {
   for (std::size_t page = 0; page < pages_.size(); ++page) {

@@ -238,6 +238,14 @@ bool same_decision(const RunRecord::Stage& a, const RunRecord::Stage& b) {
          a.extra_seconds == b.extra_seconds;
 }
 
+std::string paging_sentence(const RunRecord& run) {
+  if (run.paged_bytes_read == 0) return "";
+  return fmt::format(
+      " Weights, gradients and optimizer state that do not fit are paged: an update reads {} and "
+      "writes {}.",
+      format_bytes(run.paged_bytes_read), format_bytes(run.paged_bytes_written));
+}
+
 std::string plan_table(const RunRecord& run) {
   if (run.stages.empty()) return "";
   std::int64_t most = 1;
@@ -269,9 +277,9 @@ std::string plan_table(const RunRecord& run) {
       "Plan",
       fmt::format("Policy {}: what each stage keeps for backward, and what that costs against "
                   "keeping everything: {} ms per "
-                  "micro-batch. {:.1f}% of forwards are made again.",
+                  "micro-batch. {:.1f}% of forwards are made again.{}",
                   run.policy, format_figure(1e3 * extra),
-                  100 * run.results.recomputed_forward_fraction),
+                  100 * run.results.recomputed_forward_fraction, paging_sentence(run)),
       "<div class=\"scroll\"><table><tr><th>stage</th><th>decision</th><th "
       "class=\"right\">kept</th><th class=\"right\">extra "
       "time</th></tr>\n" +

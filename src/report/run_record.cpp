@@ -128,6 +128,10 @@ void read_plan(const RunFile& file, RunRecord& run) {
                           file.integer(stage, "kept_bytes"),
                           1e-9 * static_cast<double>(file.integer(stage, "extra_ns"))});
   }
+  if (json.contains("paging")) {
+    run.paged_bytes_read = file.integer(json["paging"], "bytes_read_per_update");
+    run.paged_bytes_written = file.integer(json["paging"], "bytes_written_per_update");
+  }
   if (!json.contains("timeline")) return;
   const Parsed& operations = file.array("operations");
   // The plan counts what changes; what stays (weights and so on) is the difference to what was

@@ -41,7 +41,9 @@ struct RunRecord {
   std::vector<Update> updates;  ///< those that were logged
   std::vector<Evaluation> evaluations;
   std::string policy;  ///< of the plan; empty: nothing was predicted, and what follows is empty
-  std::vector<Stage> stages;     ///< of the plan
+  std::vector<Stage> stages;  ///< of the plan
+  /// By weights, gradients and optimizer state that are paged, in one update; 0: none are.
+  std::int64_t paged_bytes_read = 0, paged_bytes_written = 0;
   std::vector<Moment> timeline;  ///< of one micro-batch
   std::vector<std::pair<std::string, std::string>>
       settings;  ///< flags that differ from their defaults, with their values

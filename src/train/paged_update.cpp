@@ -113,7 +113,7 @@ void PagedUpdate::complete(const at::Tensor& parameter) {
   sums_[index->second] = square_sum(parameter.grad());
 }
 
-double PagedUpdate::grad_norm() const { return global_norm(sums_); }
+double PagedUpdate::grad_norm() const { return norm_of(sums_); }
 
 NamedParameters PagedUpdate::finite_like_gradients() const {
   NamedParameters named;

@@ -99,7 +99,7 @@ class RankPlanner {
   }
 
   std::optional<PagedPlan> count_paged() {
-    require_measured(fixed_micro_batch_ > 0 ? fixed_size() : 1);
+    require_measured(std::max<std::int64_t>(paged_micro_batch(), 1));
     PagedRequest asked = paged_request(request_.budget_bytes, {});
     if (request_.budget_bytes == 0) asked.budget_bytes = paged_floor(asked);
     return make_paged_plan(asked);
@@ -233,12 +233,17 @@ class RankPlanner {
     }
   }
 
+  // A batch whose samples are compared is paged in one piece. 0: free.
+  std::int64_t paged_micro_batch() const {
+    return chain_.couples_samples() ? num_samples_ : fixed_micro_batch_;
+  }
+
   PagedRequest paged_request(std::int64_t budget_bytes, const DiskSpeed& disk) {
     const std::vector<PageUnit>& units = request_.pager->units();
     PagedRequest paged;
     paged.budget_bytes = budget_bytes;
     paged.num_samples = num_samples_;
-    paged.micro_batch_size = fixed_micro_batch_;
+    paged.micro_batch_size = paged_micro_batch();
     paged.units = units;
     paged.resident_bytes = resident_bytes_ + request_.slack_bytes;
     for (const PageUnit& unit : units) paged.resident_bytes -= unit.bytes_of(PageKind::kWeights);
@@ -260,9 +265,9 @@ class RankPlanner {
   RunPlan paged() {
     request_.pager->adopt_least();
     book_.page_with(request_.pager);
-    const bool searches = fixed_micro_batch_ == 0;
+    const bool searches = paged_micro_batch() == 0;
     if (searches) book_.explore(num_samples_);
-    const std::int64_t least = searches ? 1 : fixed_size();
+    const std::int64_t least = searches ? 1 : paged_micro_batch();
     if (!book_.measure(least)) throw BudgetError(unmeasurable_message(least));
     const PagedRequest asked = paged_request(request_.budget_bytes, request_.pager->measure_disk());
     while (true) {

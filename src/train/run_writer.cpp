@@ -110,7 +110,8 @@ void RunWriter::add(const Update& update, const TrainingPosition& position, doub
     timeline_.finish();
     if (!is_silent_) {
       write("plan.json", to_json(plan).set("timeline", timeline_.points()));
-      write("trace.json", timeline_.trace(plan));
+      write("trace.json",
+            timeline_.trace(plan, transfers_ ? transfers_() : std::vector<TransferRecord>{}));
     }
   }
   log_->end_update(update, position, epochs);

@@ -15,8 +15,11 @@
 #include "train/update.h"
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
+#include <utility>
+#include <vector>
 
 namespace headroom {
 
@@ -27,6 +30,11 @@ class RunWriter {
   /// `is_silent`: as on every rank but the first. Otherwise makes the output folder and locks it
   /// for this run: throws ConfigError when it cannot be made or written, or another run has it.
   RunWriter(const TrainingArguments& arguments, bool is_silent);
+
+  /// What a disk did is shown in the trace.
+  void watch_disk(std::function<std::vector<TransferRecord>()> transfers) {
+    transfers_ = std::move(transfers);
+  }
 
   void tell(const std::string& message) const;
   void warn(const std::string& message) const;
@@ -64,6 +72,7 @@ class RunWriter {
   std::unique_ptr<RunLock> lock_;  // none where it is silent
   std::unique_ptr<RunLog> log_;
   std::int64_t total_steps_ = 0;
+  std::function<std::vector<TransferRecord>()> transfers_;
   Timeline timeline_;  // of the first update, for plan.json and trace.json
 };
 

@@ -59,7 +59,7 @@ Json Timeline::points() const {
   return points;
 }
 
-Json Timeline::trace(const RunPlan& plan) const {
+Json Timeline::trace(const RunPlan& plan, const std::vector<TransferRecord>& transfers) const {
   const std::vector<Operation>& operations = plan.batch.largest().schedule.operations;
   const auto microseconds = [](Clock::duration time) {
     return std::chrono::duration<double, std::micro>(time).count();
@@ -81,6 +81,19 @@ Json Timeline::trace(const RunPlan& plan) const {
                     .set("ts", microseconds(point.end - highest_.front().begin))
                     .set("pid", 1)
                     .set("args", by_owner(point.use)));
+  }
+  for (const TransferRecord& transfer : transfers) {
+    if (highest_.empty() || transfer.end < highest_.front().begin ||
+        transfer.begin > highest_.back().end)
+      continue;
+    events.push(Json::object()
+                    .set("name", transfer.kind == TransferKind::kRead ? "disk read" : "disk write")
+                    .set("ph", "X")
+                    .set("ts", microseconds(transfer.begin - highest_.front().begin))
+                    .set("dur", microseconds(transfer.end - transfer.begin))
+                    .set("pid", 1)
+                    .set("tid", 2)
+                    .set("args", Json::object().set("bytes", transfer.num_bytes)));
   }
   return Json::object().set("displayTimeUnit", "ms").set("traceEvents", events);
 }

@@ -5,6 +5,7 @@
 #include <headroom/memory/meter.h>
 #include <headroom/train/run_plan.h>
 #include "memory/device_clock.h"
+#include "memory/spill_store.h"
 #include "report/json.h"
 
 #include <chrono>
@@ -26,8 +27,8 @@ class Timeline {
   /// For plan.json: bytes by owner after every operation.
   Json points() const;
   /// The same with times, as events that trace viewers show (Chrome's format). `plan` is the one
-  /// that ran.
-  Json trace(const RunPlan& plan) const;
+  /// that ran; `transfers` of a disk meanwhile are shown beside it.
+  Json trace(const RunPlan& plan, const std::vector<TransferRecord>& transfers = {}) const;
 
  private:
   using Clock = DeviceClock;

@@ -33,11 +33,9 @@ void check_batch(const RunSettings& settings, const Chain& chain, const Dataset&
               std::min(settings.window_samples(), data.size()), settings.num_ranks);
 }
 
-// Paging needs a folder, and one rank: ranks would have to agree on what each of them holds. A loss
-// that compares the samples of a window embeds all of them first, outside of what pages follow.
+// Paging needs a folder, and one rank: ranks would have to agree on what each of them holds.
 std::unique_ptr<StaticPager> make_pager(const RunSettings& settings, const Chain& chain) {
-  if (settings.arguments.spill_dir.empty() || settings.num_ranks > 1 || compares_embeddings(chain))
-    return nullptr;
+  if (settings.arguments.spill_dir.empty() || settings.num_ranks > 1) return nullptr;
   auto pager = std::make_unique<StaticPager>(chain, settings.arguments.spill_dir,
                                              settings.state_bytes_of_parameter());
   if (pager->has_weights_on_disk()) pager->adopt_least();  // the model was made there

@@ -85,6 +85,7 @@ TrainingRun::TrainingRun(const RunSettings& settings, const Chain& chain, const 
       epochs_done_(windows_.epochs_done()) {
   MemoryMeter::instance().set_cap(settings.arguments.memory_budget_bytes);
   planner_.on_plan([this](const PlanNews& news, const RunPlan& plan) { writer_.add(news, plan); });
+  if (pager != nullptr) writer_.watch_disk([pager] { return pager->recent_transfers(); });
   evaluator_.forget();
 }
 

@@ -53,9 +53,16 @@ TEST(ChainCosts, ReadsEveryField) {
   EXPECT_EQ(chain.input_grad_bytes, 12);
   ASSERT_EQ(chain.boundary_formats.size(), 2u);
   EXPECT_EQ(chain.boundary_formats[0].stored_bytes(5), 3);
-  EXPECT_EQ(chain.boundary_formats[0].encode_ns(8), 2);
+  EXPECT_EQ(chain.boundary_formats[0].encode_ns(8, 1000), 2);
   EXPECT_EQ(chain.boundary_formats[0].decode_ns(8), 1);
   EXPECT_EQ(chain.boundary_formats[1].stored_bytes(1000), 0);
+}
+
+TEST(ChainCosts, WhatIsEncodedBesideAForwardCostsOnlyWhatItTakesLonger) {
+  const BoundaryFormat format{"disk", 0.0, 2.0, 1.0, 0.5};
+  EXPECT_EQ(format.encode_ns(100, 100), 150);
+  EXPECT_EQ(format.encode_ns(100, 1000), 0);
+  EXPECT_EQ(format.decode_ns(100), 100);
 }
 
 TEST(ChainCosts, WholeProductsAreNotRoundedUp) {

@@ -42,6 +42,23 @@ TEST(GlobalNorm, TakesSparseGradients) {
   EXPECT_NEAR(global_norm({weight.grad()}), reference_norm({weight.grad().to_dense()}), 1e-5);
 }
 
+TEST(GlobalNorm, IsTheSameBitsFromOneGradientAtATime) {
+  torch::manual_seed(3);
+  std::vector<at::Tensor> gradients = {torch::randn({70'001}), at::Tensor(), torch::randn({3, 5}),
+                                       torch::randn({1'000}).to(torch::kBFloat16)};
+  const auto one_by_one = [&] {
+    std::vector<SquareSum> sums;
+    for (const at::Tensor& gradient : gradients) sums.push_back(square_sum(gradient));
+    return norm_of(sums);
+  };
+  EXPECT_EQ(one_by_one(), global_norm(gradients));
+  gradients.push_back(torch::full({2}, 1e200, torch::kDouble));  // its squares overflow
+  EXPECT_EQ(one_by_one(), global_norm(gradients));
+  EXPECT_TRUE(std::isfinite(one_by_one()));
+  gradients[2][1][1] = kInfinity;
+  EXPECT_FALSE(std::isfinite(one_by_one()));
+}
+
 TEST(GlobalNorm, DoesNotDependOnTheNumberOfThreads) {
   torch::manual_seed(2);
   const std::vector<at::Tensor> gradients = {torch::randn({1'000'003})};

@@ -50,6 +50,23 @@ TEST(GradScaler, FollowsPyTorchsRuleStepByStep) {
   }
 }
 
+TEST(GradScaler, UnscalesGradientsThatAreCompleteBeforeOthers) {
+  for (const bool overflow : {false, true}) {
+    GradScaler scaler({1024, 2.0, 0.5, 100, true});
+    const at::Tensor early = torch::full({5}, 512.0f), late = torch::full({3}, 1024.0f);
+    if (overflow) early[1] = kInfinity;
+    scaler.unscale_part({early});
+    EXPECT_EQ(early[0].item<float>(), 0.5f);
+    EXPECT_EQ(scaler.unscale(std::vector<at::Tensor>{late}), !overflow);
+    EXPECT_EQ(late[0].item<float>(), 1.0f);
+    scaler.update();
+    EXPECT_EQ(scaler.scale_factor(), overflow ? 512.0 : 1024.0);
+    scaler.unscale_part({torch::full({1}, kNan)});
+    scaler.forget_parts();  // the update starts anew
+    EXPECT_TRUE(scaler.unscale(std::vector<at::Tensor>{late}));
+  }
+}
+
 TEST(GradScaler, SeesOneBadValueAnywhere) {
   for (const float bad : {kInfinity, -kInfinity, kNan}) {
     for (const std::int64_t position : {0, 15, 16, 40000, 99999, 100002}) {

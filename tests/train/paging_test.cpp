@@ -8,6 +8,7 @@
 #include "train/run_settings.h"
 
 #include <headroom/core/error.h>
+#include <headroom/train/estimate.h>
 #include "core/log.h"
 
 #include <gtest/gtest.h>
@@ -129,6 +130,23 @@ TEST(PagedPlans, SayWhatIsInMemoryAndWhatAnUpdateMoves) {
   EXPECT_GE(plan.predicted_step_seconds, 1e-9 * static_cast<double>(plan.paging.wait_ns));
   EXPECT_NE(to_text(plan).find("paged:"), std::string::npos) << to_text(plan);
   EXPECT_NE(to_json(plan).dump().find("bytes_read_per_update"), std::string::npos);
+}
+
+TEST(PagedPlans, AnEstimateTellsTheFloorThatARunThenMeets) {
+  set_log_quiet(true);
+  const ScratchFolder folder("paged_estimate");
+  const PagedCase test{{"gpt", kGpt, 8, 4, "adamw"}};
+  TrainingArguments arguments = arguments_of(test, 0, folder.path());
+  arguments.spill_dir = folder.path();
+  const Estimate result = estimate(arguments);
+  ASSERT_EQ(result.paged_floor.name, "paged plan");
+  EXPECT_LT(result.paged_floor.peak_bytes, result.floor.peak_bytes / 2);
+  EXPECT_GT(result.paged_bytes_read, result.weights_bytes);
+  EXPECT_GT(result.paged_bytes_written, result.weights_bytes);
+  const TrainResults results = train(test, result.paged_floor.peak_bytes, folder.path());
+  EXPECT_LE(results.peak_memory_bytes, result.paged_floor.peak_bytes);
+  arguments.memory_budget_bytes = result.paged_floor.peak_bytes;
+  EXPECT_EQ(estimate(arguments).strategies.back().name, "paged plan");
 }
 
 TEST(PagedPlans, WithoutAFolderTheErrorOffersIt) {

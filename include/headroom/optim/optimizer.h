@@ -232,7 +232,7 @@ struct SquareSum {
 };
 SquareSum square_sum(const at::Tensor& gradient);
 /// Bit by bit the norm that the gradients together have, in this order.
-double global_norm(const std::vector<SquareSum>& sums);
+double norm_of(const std::vector<SquareSum>& sums);
 
 /// What gradients of this norm are multiplied with so that it becomes at most max_norm: min(1,
 /// max_norm / (norm + 1e-6)), as in PyTorch. 1 when max_norm <= 0 (no clipping) or the norm is not

@@ -44,7 +44,6 @@ struct PagingPlan {
   bool pages(std::size_t unit, PageKind kind) const {
     return is_paged[unit][static_cast<std::size_t>(kind)];
   }
-  std::int64_t paged_bytes() const;  ///< that are on disk when nothing runs
 };
 
 }  // namespace headroom
