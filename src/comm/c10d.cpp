@@ -181,9 +181,9 @@ class GlooCommunicator final : public Communicator {
 
 // The table of a RendezvousServer as c10d has it: what connecting to each other needs of a store.
 // The rest is a HashStore's, whose methods differ between versions.
-class RendezvousStore final : public c10d::HashStore {
+class ServedStore final : public c10d::HashStore {
  public:
-  RendezvousStore(const std::string& host, std::int64_t port, Milliseconds timeout)
+  ServedStore(const std::string& host, std::int64_t port, Milliseconds timeout)
       : client_(host, port) {
     timeout_ = timeout;
     client_.find("", timeout);  // a place that is not there is told from ranks that are not
@@ -236,7 +236,7 @@ StorePtr open_store(const std::string& file, Milliseconds timeout) {
 StorePtr store_of(const RankEnvironment& environment, Milliseconds timeout) {
   if (!environment.store_file.empty()) return open_store(environment.store_file, timeout);
   if (environment.has_store) return open_store(environment.address, environment.port, timeout);
-  return c10::make_intrusive<RendezvousStore>(environment.address, environment.port, timeout);
+  return c10::make_intrusive<ServedStore>(environment.address, environment.port, timeout);
 }
 
 }  // namespace

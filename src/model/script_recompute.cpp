@@ -9,6 +9,7 @@
 #include <map>
 #include <string>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 namespace headroom::script {
@@ -29,6 +30,7 @@ constexpr OperationTraits kOfResult{Recomputed::kCheap, true};
 constexpr OperationTraits kView{Recomputed::kCheap, false, true};
 constexpr OperationTraits kOther{Recomputed::kAllButProducts};
 constexpr OperationTraits kOtherOfResult{Recomputed::kAllButProducts, true};
+constexpr OperationTraits kProduct{Recomputed::kAllButCostlyProducts};
 
 // By name, without the trailing "_" of those that write in place. Whatever is not here is kept:
 // products, convolutions, recurrent layers, random numbers, and operations that nobody has looked
@@ -87,6 +89,8 @@ const std::map<std::string, OperationTraits>& operation_table() {
                  "aten::triu",
                  "aten::flip",
                  "aten::repeat_interleave"});
+    add(kProduct, {"aten::conv1d", "aten::conv2d", "aten::conv3d", "aten::linear", "aten::matmul",
+                   "aten::bmm", "aten::baddbmm", "aten::addmm", "aten::mm"});
     add(kOtherOfResult, {"aten::softmax", "aten::log_softmax", "aten::sum", "aten::mean"});
     return rows;
   }();
@@ -119,12 +123,13 @@ std::vector<Value*> written_arguments(const Node* node) {
 
 class Chooser {
  public:
-  Chooser(const std::shared_ptr<Graph>& graph, const std::function<bool(const Value*)>& is_state)
-      : graph_(*graph), is_state_(is_state), aliases_(graph) {
+  Chooser(const std::shared_ptr<Graph>& graph, const StateOf& state_of)
+      : graph_(*graph), state_of_(state_of), aliases_(graph) {
     for (Node* node : graph_.nodes()) {
       if (node->kind() == prim::Constant) continue;
       position_[node] = nodes_.size();
       nodes_.push_back(node);
+      most_work_ = std::max(most_work_, work_per_element(node));
     }
   }
 
@@ -163,7 +168,32 @@ class Chooser {
       if (input->type()->kind() == c10::TypeKind::ListType && aliases_.hasWriters(input))
         return false;
     }
+    if (traits->from == Recomputed::kAllButCostlyProducts) {
+      constexpr double kCheapShare = 1.0 / 3;
+      const double work = work_per_element(node);
+      return work > 0 ? work <= kCheapShare * most_work_ : multiplies_activations(node);
+    }
     return node->kind() != aten::batch_norm || is_training_norm(node);
+  }
+
+  // Multiplications for one element of the result, of a product with weights as its second
+  // argument: (outputs, inputs, ...). 0 for other nodes.
+  double work_per_element(const Node* node) const {
+    const OperationTraits* traits = traits_of(node);
+    if (traits == nullptr || traits->from != Recomputed::kAllButCostlyProducts) return 0;
+    const at::Tensor* weight = node->inputs().size() > 1 ? state_of_(node->inputs()[1]) : nullptr;
+    if (weight == nullptr || weight->dim() < 2) return 0;
+    return static_cast<double>(weight->numel()) / static_cast<double>(weight->size(0));
+  }
+
+  // A view of a weight counts as an activation of nobody: the product is kept.
+  bool multiplies_activations(const Node* node) const {
+    return std::all_of(node->inputs().begin(), node->inputs().end(), [&](const Value* value) {
+      if (!is_tensor(value)) return true;
+      while (traits_of(value->node()) != nullptr && traits_of(value->node())->is_view)
+        value = value->node()->inputs()[0];
+      return state_of_(value) == nullptr;
+    });
   }
 
   // False when memory is written to that belongs to others, or to nobody knows whom.
@@ -171,7 +201,7 @@ class Chooser {
     for (const Node* node : nodes_) {
       if (node->kind() == prim::Enter || node->kind() == prim::Exit) return false;
       for (Value* written : written_arguments(node)) {
-        if (is_state_(written)) {
+        if (state_of_(written) != nullptr) {
           written_state_.insert(written);
           chosen_.erase(node);
           continue;
@@ -256,8 +286,9 @@ class Chooser {
   }
 
   Graph& graph_;
-  const std::function<bool(const Value*)>& is_state_;
+  const StateOf& state_of_;
   AliasDb aliases_;
+  double most_work_ = 0;  // of any product with weights
   std::vector<Node*> nodes_;
   std::unordered_map<const Node*, std::size_t> position_;
   std::set<const Node*> chosen_;
@@ -273,9 +304,38 @@ bool is_training_norm(const Node* node) {
   return uses_batch && uses_batch->isBool() && uses_batch->toBool();
 }
 
+std::shared_ptr<Graph> without_overwriting(const Graph& graph) {
+  static const std::map<std::string, const char*> kinds{{"aten::silu_", "aten::silu"},
+                                                        {"aten::hardswish_", "aten::hardswish"},
+                                                        {"aten::hardtanh_", "aten::hardtanh"},
+                                                        {"aten::leaky_relu_", "aten::leaky_relu"},
+                                                        {"aten::elu_", "aten::elu"}};
+  // What these give is in memory of its own.
+  static const std::set<std::string> makers{"aten::batch_norm", "aten::layer_norm",
+                                            "aten::group_norm", "aten::add",
+                                            "aten::mul",        "aten::conv2d"};
+  std::shared_ptr<Graph> copy = const_cast<Graph&>(graph).copy();
+  std::vector<std::pair<Node*, const char*>> found;
+  for (Node* node : copy->nodes()) {
+    const auto kind = kinds.find(node->kind().toQualString());
+    if (kind == kinds.end()) continue;
+    const Value* input = node->inputs()[0];
+    if (input->uses().size() == 1 && makers.count(input->node()->kind().toQualString()) != 0)
+      found.emplace_back(node, kind->second);
+  }
+  for (const auto& [node, kind] : found) {
+    Node* plain = copy->create(Symbol::fromQualString(kind), node->inputs(), 1);
+    plain->insertBefore(node);
+    plain->output()->copyMetadata(node->output());
+    node->output()->replaceAllUsesWith(plain->output());
+    node->destroy();
+  }
+  return copy;
+}
+
 std::set<const Node*> nodes_to_recompute(const std::shared_ptr<Graph>& graph, Recomputed which,
-                                         const std::function<bool(const Value*)>& is_state) {
-  return Chooser(graph, is_state).run(which);
+                                         const StateOf& state_of) {
+  return Chooser(graph, state_of).run(which);
 }
 
 }  // namespace headroom::script

@@ -14,16 +14,25 @@ namespace headroom::script {
 enum class Recomputed {
   kCheap,           ///< pointwise operations, norms and views
   kAllButProducts,  ///< whatever is neither a product, nor a convolution, nor random
+  /// Also products of two activations, and those with weights that take less than a third of the
+  /// work for an element of the result that the costliest of the graph takes.
+  kAllButCostlyProducts,
 };
+
+/// The tensor of the model that an input of a graph is; null for other values.
+using StateOf = std::function<const at::Tensor*(const torch::jit::Value*)>;
+
+/// A copy of the graph in which activations that need their input in backward do not write over it,
+/// where nothing else reads that: autograd would keep a copy of the input that nobody could tell
+/// from what is needed.
+std::shared_ptr<torch::jit::Graph> without_overwriting(const torch::jit::Graph& graph);
 
 /// Nodes of the graph's top level that give the same bits when backward runs them again, from what
 /// is there anyway and from what the other nodes gave. Nodes whose results have to be kept anyway
-/// (as outputs of the graph, say) are not among them. `is_state`: whether an input of the graph is
-/// a tensor of the model. Empty where nothing is gained, or where the graph writes to what is not
-/// its own.
+/// (as outputs of the graph, say) are not among them. Empty where nothing is gained, or where the
+/// graph writes to what is not its own.
 std::set<const torch::jit::Node*> nodes_to_recompute(
-    const std::shared_ptr<torch::jit::Graph>& graph, Recomputed which,
-    const std::function<bool(const torch::jit::Value*)>& is_state);
+    const std::shared_ptr<torch::jit::Graph>& graph, Recomputed which, const StateOf& state_of);
 
 /// Whether the node is a batch norm that takes the statistics of the batch, and so reads none of
 /// those that it keeps.

@@ -238,16 +238,20 @@ std::vector<std::string> Segment::options() const {
 const std::vector<Segment::Selective>& Segment::selective() const {
   if (selective_) return *selective_;
   selective_.emplace();
-  const auto is_state = [this](const Value* value) {
-    return value->node()->kind() == prim::Param &&
-           inputs_[value->offset()].source == Source::kState;
+  const StateOf state_of = [this](const Value* value) -> const at::Tensor* {
+    const bool is_state =
+        value->node()->kind() == prim::Param && inputs_[value->offset()].source == Source::kState;
+    return is_state ? &state_[inputs_[value->offset()].index].tensor : nullptr;
   };
+  const std::shared_ptr<Graph> graph = without_overwriting(*graph_);
   std::set<const Node*> before;
-  for (const auto& [name, which] : {std::pair{"recompute_cheap", Recomputed::kCheap},
-                                    std::pair{"keep_products", Recomputed::kAllButProducts}}) {
-    std::set<const Node*> nodes = nodes_to_recompute(graph_, which, is_state);
+  for (const auto& [name, which] :
+       {std::pair{"recompute_cheap", Recomputed::kCheap},
+        std::pair{"keep_products", Recomputed::kAllButProducts},
+        std::pair{"keep_costly_products", Recomputed::kAllButCostlyProducts}}) {
+    std::set<const Node*> nodes = nodes_to_recompute(graph, which, state_of);
     if (nodes.empty() || nodes == before) continue;
-    selective_->push_back({name, SelectiveCode::make(*graph_, nodes)});
+    selective_->push_back({name, SelectiveCode::make(*graph, nodes)});
     before = std::move(nodes);
   }
   return *selective_;

@@ -11,6 +11,7 @@
 
 #include <torch/script.h>
 
+#include <algorithm>
 #include <memory>
 #include <set>
 
@@ -140,6 +141,45 @@ TEST_F(ScriptChain, ALongSkipIsCountedOnce) {
         << i << ": " << measured;
     EXPECT_EQ(meter.live_bytes(), before) << i;
   }
+  for (at::Tensor& parameter : chain.parameters()) parameter.mutable_grad() = at::Tensor();
+}
+
+// Bytes that are live between forward and backward, at one option of every stage.
+std::int64_t kept_bytes(const ChainProfile& profile, std::size_t option) {
+  std::int64_t bytes = 0;
+  for (const StageCosts& stage : profile.grads_preallocated.stages)
+    bytes += stage.options[std::min(option, stage.options.size() - 1)].kept_bytes;
+  return bytes;
+}
+
+TEST_F(ScriptChain, SelectiveOptionsKeepLess) {
+  for (const char* name : {"resnet", "unet", "t5"}) {
+    SCOPED_TRACE(name);
+    const MicroBatch micro = samples_for(name, 8);
+    const Chain chain = Chain::from_script(models_->path(name), weigh_everything, micro);
+    const std::optional<ChainProfile> profile = profile_chain(chain, micro);
+    ASSERT_TRUE(profile);
+    EXPECT_LT(kept_bytes(*profile, 1), kept_bytes(*profile, 0));
+    EXPECT_LE(kept_bytes(*profile, 2), kept_bytes(*profile, 1));
+    EXPECT_NO_THROW(check_whole_model(chain, micro)) << "which tries every option";
+  }
+}
+
+TEST_F(ScriptChain, SelectiveOptionsLeaveNothingBehind) {
+  const MicroBatch micro = samples_for("unet", 4);
+  const Chain chain = Chain::from_script(models_->path("unet"), weigh_everything, micro);
+  std::vector<Operation> operations = keep_everything(chain.size());
+  for (Operation& operation : operations)
+    operation.option =
+        static_cast<int>(chain.stage(static_cast<std::size_t>(operation.stage)).options().size()) -
+        1;
+  Executor executor(chain);
+  for (at::Tensor& parameter : chain.parameters())
+    parameter.mutable_grad() = torch::zeros_like(parameter);
+  executor.accumulate(micro, operations, 1.0);
+  const std::int64_t before = MemoryMeter::instance().live_bytes();
+  for (int i = 0; i < 3; ++i) executor.accumulate(micro, operations, 1.0);
+  EXPECT_EQ(MemoryMeter::instance().live_bytes(), before);
   for (at::Tensor& parameter : chain.parameters()) parameter.mutable_grad() = at::Tensor();
 }
 
