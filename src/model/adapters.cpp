@@ -2,6 +2,7 @@
 
 #include <headroom/core/error.h>
 #include <headroom/model/safetensors.h>
+#include "core/hashed_file.h"
 #include "core/input_file.h"
 #include "core/nearest_name.h"
 #include "core/output_file.h"
@@ -144,14 +145,14 @@ class AdapterFormat final : public DerivedFormat {
       base().save(chain, saved.base);
     }
     const fs::path weights = fs::path(folder) / kAdapterWeightsFile;
-    OutputFile config_file((fs::path(folder) / kAdapterConfigFile).string()),
-        weights_file(weights.string());
+    OutputFile config_file((fs::path(folder) / kAdapterConfigFile).string());
+    HashedFile weights_file(weights.string());
     config_file.write(to_text(saved));
-    const std::string hash = write_safetensors(weights_file, named_tensors(), {{"format", "pt"}});
+    write_safetensors(weights_file, named_tensors(), {{"format", "pt"}});
     config_file.commit();
-    weights_file.commit();
+    const FileDigest digest = weights_file.commit();
     sync_folder(folder, throw_as<ConfigError>);
-    return {weights.filename().string(), hash};
+    return {weights.filename().string(), digest.sha256};
   }
 
   NamedTensors named_tensors() const {

@@ -115,34 +115,34 @@ struct SafetensorsReader::Shards {
   std::vector<SafetensorsEntry> entries;
   std::unordered_map<std::string, std::size_t> by_name;
 
-  void add(const std::string& path) {
-    files.emplace_back(path);
+  void add(const std::string& file) {
+    files.emplace_back(file);
     for (SafetensorsEntry& entry : read_entries(files.back(), files.size() - 1)) {
       if (!by_name.emplace(entry.name, entries.size()).second) {
         throw DataError(
-            fmt::format("'{}' is in '{}' and in another file of the model", entry.name, path));
+            fmt::format("'{}' is in '{}' and in another file of the model", entry.name, file));
       }
       entries.push_back(std::move(entry));
     }
   }
 
-  void add_index(const std::string& path) {
+  void add_index(const std::string& index) {
     const auto map = parse_safetensors_index(
-        path, read_json_text(path, throw_as<DataError>, kMostSafetensorsHeaderBytes));
+        index, read_json_text(index, throw_as<DataError>, kMostSafetensorsHeaderBytes));
     std::set<std::string> names;
     for (const auto& [tensor, name] : map) names.insert(name);
-    for (const std::string& name : names) add((fs::path(path).parent_path() / name).string());
+    for (const std::string& name : names) add((fs::path(index).parent_path() / name).string());
     const std::vector<std::string> order(names.begin(), names.end());
     for (const auto& [tensor, name] : map) {
       const auto found = by_name.find(tensor);
       if (found == by_name.end() || order[entries[found->second].shard] != name)
         throw DataError(
-            fmt::format("'{}' says that '{}' is in '{}', where it is not", path, tensor, name));
+            fmt::format("'{}' says that '{}' is in '{}', where it is not", index, tensor, name));
     }
     for (const SafetensorsEntry& entry : entries) {
       if (map.count(entry.name) == 0) {
         throw DataError(fmt::format("'{}' has '{}', which the index '{}' does not know",
-                                    files[entry.shard].path(), entry.name, path));
+                                    files[entry.shard].path(), entry.name, file));
       }
     }
   }
