@@ -58,14 +58,16 @@ StaticPager::StaticPager(const Chain& chain, std::string folder, const StateByte
         stages.push_back(static_cast<int>(stage));
     }
   }
-  std::map<std::vector<int>, std::size_t> unit_of;
+  std::map<std::pair<std::vector<int>, bool>, std::size_t>
+      unit_of;  // by stages and what is trained
   for (const at::Tensor& parameter : all) {
     const bool is_meta = parameter.is_meta();  // an estimate has sizes alone
     if (!is_meta && (!owns_its_memory(parameter) ||
                      num_holders.at(parameter.storage().unsafeGetStorageImpl()) > 1))
       continue;
     const std::vector<int>& stages = users.at(parameter.unsafeGetTensorImpl());
-    const auto [found, is_new] = unit_of.emplace(stages, units_.size());
+    const auto [found, is_new] =
+        unit_of.emplace(std::pair(stages, parameter.requires_grad()), units_.size());
     if (is_new) {
       units_.push_back({chain.stage(static_cast<std::size_t>(stages.front())).name(), stages, {}});
       parameters_.emplace_back();

@@ -147,9 +147,11 @@ std::vector<PageStep> update_steps(const std::vector<PageUnit>& units, std::int6
     step.ns = transfer_ns(
         static_cast<double>(update_ns) / static_cast<double>(std::max<std::int64_t>(all_bytes, 1)),
         units[unit].bytes_of(PageKind::kWeights));
-    step.uses = {{{unit, PageKind::kWeights}, true, false, false},
-                 {{unit, PageKind::kGradients}, false, false, true},
-                 {{unit, PageKind::kState}, true, false, false}};
+    if (units[unit].bytes_of(PageKind::kGradients) > 0) {
+      step.uses = {{{unit, PageKind::kWeights}, true, false, false},
+                   {{unit, PageKind::kGradients}, false, false, true},
+                   {{unit, PageKind::kState}, true, false, false}};
+    }
     steps.push_back(std::move(step));
   }
   return steps;

@@ -88,7 +88,8 @@ class PageWalk {
 /// needs no prediction.
 std::vector<PageStep> micro_batch_steps(const std::vector<PageUnit>& units,
                                         const Schedule& schedule, bool gradients_exist);
-/// The steps of an update after all micro-batches: one for each unit.
+/// The steps of an update after all micro-batches: one for each unit, which does nothing where the
+/// unit has no gradients.
 std::vector<PageStep> update_steps(const std::vector<PageUnit>& units, std::int64_t update_ns);
 /// The steps of a forward without gradients: one for each stage.
 std::vector<PageStep> forward_steps(const std::vector<PageUnit>& units, std::size_t num_stages);

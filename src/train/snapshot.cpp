@@ -80,7 +80,10 @@ class SavedWeights {
   void read() const {
     const torch::NoGradGuard no_grad;
     as_snapshot_error([&] {
-      for (const auto& [name, tensor] : tensors_) reader_->read(*reader_->find(name), tensor);
+      for (const auto& [name, tensor] : tensors_) {
+        reader_->read(*reader_->find(name), tensor);
+        if (tensor.numel() > 0) release_mapped_pages(tensor.data_ptr());
+      }
     });
   }
 

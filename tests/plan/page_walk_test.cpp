@@ -138,6 +138,14 @@ TEST(PageWalk, ReadingAheadTradesMemoryForTime) {
   EXPECT_EQ(lean.update_peak_bytes, kWeights + kGradients + kState + kScalars);
 }
 
+TEST(PageWalk, FrozenWeightsAreReadAndNeverWritten) {
+  std::vector<PageUnit> units = units_of(4);
+  for (PageUnit& unit : units) unit.bytes = {kWeights, 0, 0};
+  const PageReplay frozen = replay(plan_of(units, true, true), update_of(units, 4, 2), {1.0, 1.0});
+  EXPECT_GT(frozen.bytes_read, 0);
+  EXPECT_EQ(frozen.bytes_written, 0);
+}
+
 TEST(PageWalk, ATiedUnitsGradientIsBornOnceAndReadInTheEarlierStage) {
   const std::vector<PageUnit> units = units_of(5);
   const std::vector<PageStep> steps = micro_batch_steps(units, keep_all(5), false);

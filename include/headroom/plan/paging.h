@@ -12,7 +12,8 @@ namespace headroom {
 enum class PageKind { kWeights, kGradients, kState };
 inline constexpr std::size_t kNumPageKinds = 3;
 
-/// Parameters that the same stages use: they come and go together.
+/// Parameters that the same stages use, trained ones apart from frozen ones: they come and go
+/// together.
 struct PageUnit {
   std::string name;         ///< of the first stage that uses them
   std::vector<int> stages;  ///< all of them, from 0, in order
