@@ -142,7 +142,7 @@ struct SafetensorsReader::Shards {
     for (const SafetensorsEntry& entry : entries) {
       if (map.count(entry.name) == 0) {
         throw DataError(fmt::format("'{}' has '{}', which the index '{}' does not know",
-                                    files[entry.shard].path(), entry.name, file));
+                                    files[entry.shard].path(), entry.name, index));
       }
     }
   }
