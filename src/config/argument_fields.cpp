@@ -12,7 +12,6 @@
 #include <cctype>
 #include <charconv>
 #include <cmath>
-#include <cstdlib>
 #include <limits>
 #include <optional>
 #include <system_error>
@@ -60,11 +59,19 @@ std::int64_t to_integer(const std::string& name, const std::string& text) {
 }
 
 double to_double(const std::string& name, const std::string& text) {
-  char* stop = nullptr;
-  const double value = std::strtod(text.c_str(), &stop);
-  if (text.empty() || *stop != '\0' || !std::isfinite(value))
+  double value = 0;
+  const auto [stop, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  if (error != std::errc() || stop != text.data() + text.size() || !std::isfinite(value))
     reject_argument(name, text, "expected a finite number");
   return value;
+}
+
+std::int64_t to_bytes(const std::string& name, const std::string& text) {
+  try {
+    return parse_bytes(text);
+  } catch (const ConfigError& error) {
+    throw ConfigError(fmt::format("--{}: {}", name, error.what()));
+  }
 }
 
 bool to_bool(const std::string& name, const std::string& text) {
@@ -154,7 +161,7 @@ ArgumentField bytes_or_auto(const char* name, std::int64_t A::*member, bool A::*
   made.range = "1 byte or more, or auto";
   made.set = [name, member, is_auto](A& a, const std::string& value) {
     a.*is_auto = value == "auto";
-    a.*member = a.*is_auto ? 0 : parse_bytes(value);
+    a.*member = a.*is_auto ? 0 : to_bytes(name, value);
     if (a.*member == 0 && !(a.*is_auto))
       reject_argument(name, value, "a budget must be above 0; leave the flag out for no budget");
   };
