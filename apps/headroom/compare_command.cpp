@@ -10,6 +10,7 @@
 #include "report/table.h"
 #include "train/run_settings.h"
 
+#include <c10/util/Exception.h>
 #include <fmt/format.h>
 #include <CLI/CLI.hpp>
 
@@ -88,6 +89,8 @@ Outcome run(const Variant& variant) {
     outcome.results = trainer.train();
   } catch (const BudgetError& error) {
     outcome.problem = error.what();
+  } catch (const c10::OutOfMemoryError& error) {
+    outcome.problem = error.what_without_backtrace();
   }
   MemoryMeter::instance().set_cap(0);
   MemoryMeter::instance().trim();

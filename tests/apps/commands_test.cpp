@@ -341,5 +341,56 @@ TEST_F(CommandsTest, CompareTrainsEveryVariantOnTheSameSamples) {
   EXPECT_LE(rows[4]["peak_memory_bytes"], 4 << 20);
 }
 
+// All samples at once are more than the address space that the program may have.
+TEST_F(CommandsTest, CompareSaysWhatDoesNotFitAndTakesTheRatiosFromTheFirstThatDoes) {
+  constexpr std::int64_t kSamples = 1024, kSide = 700;
+  const auto write_npy = [&](const std::string& name, const std::string& shape,
+                             std::int64_t num_bytes) {
+    std::string header = "{'descr': '|u1', 'fortran_order': False, 'shape': (" + shape + "), }";
+    header.resize(118, ' ');
+    const std::string path = folder_ / ("data/" + name);
+    write_plain(path, std::string("\x93NUMPY\x01\x00\x76\x00", 10) + header);
+    fs::resize_file(path, static_cast<std::uintmax_t>(128 + num_bytes));  // zeros, without disk
+  };
+  fs::create_directories(folder_ / "data");
+  write_npy("inputs.npy", "1024, 1, 700, 700", kSamples * kSide * kSide);
+  write_npy("targets.npy", "1024,", kSamples);
+  const auto compare = [&](const std::vector<std::string>& more) {
+    std::vector<std::string> words = {"compare",
+                                      "--model_config",
+                                      "hidden=2,layers=1,rows=700,columns=700",
+                                      "--dataset",
+                                      folder_ / "data",
+                                      "--shuffle",
+                                      "false",
+                                      "--global_batch_size",
+                                      "1024",
+                                      "--per_device_train_batch_size",
+                                      "16",
+                                      "--max_steps",
+                                      "1",
+                                      "--output_dir",
+                                      folder_ / "out"};
+    words.insert(words.end(), more.begin(), more.end());
+    return Program(words, folder_, {},
+                   [] {
+                     const rlimit limit{rlim_t{3} << 30, rlim_t{3} << 30};
+                     ::setrlimit(RLIMIT_AS, &limit);
+                   })
+        .wait();
+  };
+  const Outcome text = compare({});
+  ASSERT_EQ(text.exit_code, 0) << text.err;
+  const std::string plain = text.out.substr(text.out.find("plain"));
+  EXPECT_NE(plain.substr(0, plain.find('\n')).find("does not fit"), std::string::npos) << text.out;
+  const std::string first = text.out.substr(text.out.find("+ accumulation"));
+  EXPECT_EQ(first.substr(0, first.find('\n')).find("x)"), std::string::npos)
+      << "the base of the ratios has none\n"
+      << text.out;
+  const std::string both = text.out.substr(text.out.find("+ both"));
+  EXPECT_NE(both.substr(0, both.find('\n')).find("x)"), std::string::npos) << text.out;
+  EXPECT_NE(text.out.find("plain: memory ran out"), std::string::npos) << text.out;
+}
+
 }  // namespace
 }  // namespace headroom::testing
