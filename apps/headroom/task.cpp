@@ -38,12 +38,20 @@ void check_tokenizer(const TrainingArguments& arguments) {
                   arguments.dataset, format.what));
 }
 
+// Whether the folder's model classifies texts as it is.
+bool is_saved_classifier(const std::string& folder) {
+  if (folder.empty()) return false;
+  const ShapeOnlyScope scope;
+  return task_of(make_model_of(folder).input) == TaskKind::kTextClassification;
+}
+
 // What the task wants the model to end in. The number of classes is not known before the data is.
 ModelHead asked_head(const TrainingArguments& arguments) {
   constexpr std::int64_t kAnyNumber = 2;
   if (arguments.task.empty()) return {};
   switch (parse_task(arguments.task)) {
     case TaskKind::kTextClassification:
+      if (is_saved_classifier(arguments.model_name_or_path)) return {};
       return {ModelHead::Kind::kClassifier, kAnyNumber};
     case TaskKind::kCausalLm:
     case TaskKind::kMaskedLm:
@@ -89,6 +97,12 @@ std::vector<StoredArray> list_safetensors(const std::string& path) {
 
 OpenedData open_data_for(const ModelInput& input, const TrainingArguments& arguments,
                          bool is_trained) {
+  const bool is_script = requested_script(arguments).has_value();
+  if (arguments.packing && (is_script || task_of(input) != TaskKind::kCausalLm)) {
+    throw ConfigError(fmt::format(
+        "--packing is for causal language models of the zoo, but {} is {}", arguments.model_flag(),
+        is_script ? "a TorchScript model" : fmt::format("for {}", task_name(task_of(input)))));
+  }
   DataRequest request;
   request.dataset = arguments.dataset;
   const std::string& folder = arguments.model_name_or_path;
@@ -102,7 +116,7 @@ OpenedData open_data_for(const ModelInput& input, const TrainingArguments& argum
   request.model_folder = folder;
   if (!folder.empty()) request.labels = label_names_of(folder);
   request.is_trained = is_trained;
-  request.takes_any_shape = requested_script(arguments).has_value();
+  request.takes_any_shape = is_script;
   request.text_column = arguments.text_column;
   request.label_column = arguments.label_column;
   request.image_column = arguments.image_column;
@@ -130,12 +144,14 @@ void name_classes(const OpenedData& data, ZooModel& model) {
   if (num_labels == 0) return;
   if (num_labels > model.input.num_classes) {
     throw ConfigError(
-        fmt::format("the data has {} classes, but --model_config says {}: leave num_labels or "
-                    "classes out",
+        fmt::format("the data has {} classes, but the model has {}: leave num_labels and classes "
+                    "out of --model_config, or start from a model with more",
                     num_labels, model.input.num_classes));
   }
-  if (num_labels == model.input.num_classes)
-    set_label_names(model.chain, data.labels, data.padding_token);
+  LabelNames names = data.labels;
+  for (std::int64_t i = num_labels; i < model.input.num_classes; ++i)
+    names.push_back(fmt::format("LABEL_{}", i));
+  set_label_names(model.chain, names, data.padding_token);
 }
 
 // A TorchScript file does not say what it reads: --model_config says what the data is to be.

@@ -15,6 +15,7 @@ void ClassCounts::add(const at::Tensor& chosen, const at::Tensor& right) {
   const at::Tensor a = chosen.cpu().contiguous(), b = right.cpu().contiguous();
   for (std::int64_t i = 0; i < a.numel(); ++i) {
     const std::int64_t x = a.data_ptr<std::int64_t>()[i], y = b.data_ptr<std::int64_t>()[i];
+    if (y < 0) continue;  // a target that counts for nothing
     ++at(x).num_chosen;
     ++at(y).num_right;
     if (x == y) ++at(x).num_agreed;

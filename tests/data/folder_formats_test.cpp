@@ -200,6 +200,34 @@ TEST_F(FolderFormats, WhatIsWrongWithArraysIsNamed) {
   expect(error(request(Kind::kImages, "set")), "has no targets");
 }
 
+TEST_F(FolderFormats, ArraysOfTextsNeedNeitherMaskNorPlaces) {
+  using Numbers = std::vector<std::int64_t>;
+  write_npy("set/inputs.npy", "<i8", "(2, 3)", bytes_of(Numbers{1, 2, 3, 4, 0, 0}));
+  write_npy("set/targets.npy", "<i8", "(2,)", bytes_of(Numbers{1, 0}));
+  DataRequest texts = request(Kind::kTexts, "set");
+  const auto places = [&] { return open_data(texts).train->load({0, 1}).targets.at(1); };
+  EXPECT_TRUE(torch::equal(places(), torch::tensor({{2}, {2}}, torch::kLong)));
+  std::filesystem::rename(folder_ / "set/inputs.npy", folder_ / "set/inputs_0.npy");
+  write_npy("set/inputs_1.npy", "<i8", "(2, 3)", bytes_of(Numbers{1, 1, 1, 1, 0, 0}));
+  EXPECT_TRUE(torch::equal(places(), torch::tensor({{2}, {0}}, torch::kLong)));
+  EXPECT_EQ(open_data(texts).train->load({0}).inputs.at(1).scalar_type(), torch::kBool);
+  texts.input.sees_all_tokens = true;
+  EXPECT_TRUE(torch::equal(places(), torch::zeros({2, 1}, torch::kLong)));
+  const auto expect_error = [&](const std::string& part) {
+    EXPECT_NE(error(texts).find(part), std::string::npos) << error(texts);
+  };
+  write_npy("set/inputs_0.npy", "<i8", "(2, 3)", bytes_of(Numbers{1, 2, 3, 4, 257, 0}));
+  expect_error("inputs_0 has the token 257 in row 1, but the model knows 0 to 256");
+  write_npy("set/inputs_0.npy", "<i8", "(2, 3)", bytes_of(Numbers{1, 2, 3, -100, 0, 0}));
+  expect_error("has the token -100 in row 1");
+  write_npy("set/inputs_0.npy", "<f8", "(2, 3)", bytes_of(std::vector<double>(6)));
+  expect_error("is of Double, but the number of a token is whole");
+  write_npy("set/inputs_0.npy", "<i8", "(2, 9)", bytes_of(Numbers(18)));
+  expect_error("reads (samples, tokens), of which at most 8");
+  write_npy("set/inputs_0.npy", "<i8", "(2, 2)", bytes_of(Numbers(4)));
+  expect_error("inputs_1 is (2, 3), but model some_model reads (samples, 2)");
+}
+
 TEST_F(FolderFormats, TextsWithClassesArePaddedByMicroBatch) {
   write_plain(folder_ / "a.csv", "text,label\nabc,good\na,bad\nabcdefghijkl,good\n");
   DataRequest texts = request(Kind::kTexts, "a.csv");

@@ -61,7 +61,6 @@ TEST_F(BestModelTest, TheRunEndsWithTheWeightsOfItsBestEvaluation) {
   // The same run, stopped there.
   TrainingArguments shorter = arguments();
   shorter.output_dir = folder_ / "shorter";
-  shorter.lr_scheduler_type = "linear";
   Trainer reference(shorter, chain_of(make_noisy_network(3)), make_data(), make_data(9));
   reference.set_callbacks({[&](const TrainingState& state, TrainingControl& control) {
                              control.should_stop = state.update == best->first;
