@@ -30,7 +30,10 @@ TrainResults results_of_a_run() {
   results.train_loss = 3.25;
   results.final_loss = 2.7554;
   results.global_step = 3;
-  results.eval = EvalResults{3.0919, 0.875, 10};
+  results.eval = EvalResults();
+  results.eval->loss = 3.0919;
+  results.eval->accuracy = 0.875;
+  results.eval->num_samples = 10;
   results.peak_memory_bytes = 900 << 10;
   results.memory_budget_bytes = 1 << 20;
   results.predicted_peak_bytes = 800 << 10;
