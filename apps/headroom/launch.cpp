@@ -118,18 +118,19 @@ class Ranks {
   }
 
   void end_all(int signal) const {
-    for (const Child& child : children_) {
-      if (child.status) continue;
-      ::kill(child.process, signal);
-      ::kill(child.process, SIGCONT);  // one that stands still would not hear of it
-    }
+    send_all(signal);
+    send_all(SIGCONT);  // one that stands still would not hear of it
   }
 
   // Ranks that do not notice by themselves that another failed, because they have not met it yet or
-  // are stuck.
+  // are stuck. One that stood still notices as soon as it goes on.
   void terminate_stragglers() {
     if (!failed_at_) return;
     const auto waited = Clock::now() - *failed_at_;
+    if (!was_woken_) {
+      was_woken_ = true;
+      send_all(SIGCONT);
+    }
     if (waited > 2 * kGrace) return end_all(SIGKILL);
     if (waited > kGrace && !was_asked_) {
       was_asked_ = true;
@@ -158,6 +159,12 @@ class Ranks {
     std::optional<int> status;  // once it has ended
   };
 
+  void send_all(int signal) const {
+    for (const Child& child : children_) {
+      if (!child.status) ::kill(child.process, signal);
+    }
+  }
+
   static bool ended_well(int status) {
     return WIFEXITED(status) && (WEXITSTATUS(status) == 0 ||
                                  WEXITSTATUS(status) == static_cast<int>(ExitCode::kInterrupted));
@@ -166,6 +173,7 @@ class Ranks {
   RendezvousStore place_;
   std::vector<Child> children_;
   std::optional<Clock::time_point> failed_at_;
+  bool was_woken_ = false;
   bool was_asked_ = false;
 };
 

@@ -98,8 +98,7 @@ TEST_F(RanksOfTheProgram, EnvironmentVariablesThatMakeNoSenseAreOneLineAndExitTw
     EXPECT_NE(outcome.err.find(variables[0].first), std::string::npos) << outcome.err;
   }
   const Outcome contradiction =
-      Program(train("out", {"--nproc_per_node", "3"}), folder_, rank_variables(0, 2, "1234"))
-          .wait();
+      Program(train("out", {"--nproc_per_node", "3"}), folder_, rank_variables(0, 2, 1234)).wait();
   EXPECT_EQ(contradiction.exit_code, 2) << contradiction.err;
   EXPECT_EQ(run_program({"compare", "--nproc_per_node", "2"}, folder_).exit_code, 2);
 }
