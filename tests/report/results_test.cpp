@@ -10,7 +10,10 @@ namespace {
 
 TEST(TrainResults, HasEveryKeyThatIsPromised) {
   TrainResults results;
-  results.eval = EvalResults{0.5, 0.9, 100};
+  results.eval = EvalResults();
+  results.eval->loss = 0.5;
+  results.eval->accuracy = 0.9;
+  results.eval->num_samples = 100;
   results.peak_bytes_by_owner = {{"weights", 1}, {"gradients", 2}};
   const auto json = nlohmann::json::parse(to_json(results).dump());
   for (const char* key : {"train_runtime",

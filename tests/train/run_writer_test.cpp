@@ -29,7 +29,11 @@ class RunWriterTest : public ::testing::Test {
     TrainingPosition position;
     position.global_step = 5;
     writer.add(update, position, 0.5, plan);
-    writer.add(EvalResults{1.5, 0.25, 7}, 5, 0.5);
+    EvalResults eval;
+    eval.loss = 1.5;
+    eval.accuracy = 0.25;
+    eval.num_samples = 7;
+    writer.add(eval, 5, 0.5);
     writer.add(PlanNews{"", false, "24_24"}, plan);
     writer.finish();
     TrainResults results;
