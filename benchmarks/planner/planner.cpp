@@ -51,8 +51,13 @@ ChainCosts different_stages(int num_stages, int num_options, std::int64_t slot_b
   ChainCosts chain;
   for (int l = 1; l <= num_stages; ++l) {
     const std::int64_t output = draw(2, 10), forward = draw(1000, 9000);
-    StageCosts stage{"",      output * slot_bytes,     l == num_stages ? 0 : output * slot_bytes,
-                     forward, draw(0, 4) * slot_bytes, 0,
+    StageCosts stage{"",
+                     output * slot_bytes,
+                     l == num_stages ? 0 : output * slot_bytes,
+                     forward,
+                     draw(0, 4) * slot_bytes,
+                     0,
+                     {},
                      {}};
     for (int k = 0; k < num_options; ++k) {
       stage.options.push_back({(output + draw(0, 30)) * slot_bytes, forward,

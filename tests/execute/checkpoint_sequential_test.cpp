@@ -45,7 +45,7 @@ TEST(CheckpointStrategyTest, CutsAsThePoliciesOfPlansDo) {
   for (const std::size_t num_layers : {1, 2, 5, 10, 17}) {
     ChainCosts chain;
     for (std::size_t l = 1; l <= num_layers; ++l)
-      chain.stages.push_back({"", 1, l == num_layers ? 0 : 1, 1, 0, 0, {{3, 1, 2, 0, 0}}});
+      chain.stages.push_back({"", 1, l == num_layers ? 0 : 1, 1, 0, 0, {{3, 1, 2, 0, 0}}, {}});
     const auto check = [&](const std::string& policy, const CheckpointStrategy& strategy) {
       const auto num_recomputed =
           static_cast<std::int64_t>(strategy.segments(num_layers).back().begin);

@@ -22,7 +22,7 @@ using testing::RandomChainLimits;
 
 StageCosts stage(std::int64_t output, std::int64_t grad, std::int64_t forward_ns,
                  std::int64_t transient, std::vector<StageOption> options) {
-  return {"", output, grad, forward_ns, transient, 0, std::move(options)};
+  return {"", output, grad, forward_ns, transient, 0, std::move(options), {}};
 }
 
 constexpr std::int64_t kInfeasible = -1;

@@ -15,7 +15,7 @@ namespace {
 ChainCosts equal_stages(int n) {
   ChainCosts chain;
   for (int l = 1; l <= n; ++l)
-    chain.stages.push_back({"", 1, l == n ? 0 : 1, 1, 0, 0, {{3, 1, 2, 0, 0}}});
+    chain.stages.push_back({"", 1, l == n ? 0 : 1, 1, 0, 0, {{3, 1, 2, 0, 0}}, {}});
   return chain;
 }
 

@@ -30,7 +30,8 @@ inline ChainCosts gpt2_chain(std::int64_t batch, int num_blocks = 12, std::int64
   ChainCosts chain;
 
   StageCosts embedding{
-      "embedding", unit, unit, time_of(rows * c * 4), unit, (vocabulary + tokens) * width * 4, {}};
+      "embedding", unit, unit, time_of(rows * c * 4), unit, (vocabulary + tokens) * width * 4,
+      {},          {}};
   embedding.options = {{unit, embedding.forward_ns, 2 * embedding.forward_ns, unit, 0}};
   chain.stages.push_back(embedding);
 
@@ -39,7 +40,7 @@ inline ChainCosts gpt2_chain(std::int64_t batch, int num_blocks = 12, std::int64
     const std::int64_t forward = time_of(linear + attention);
     StageCosts block{
         "block" + std::to_string(i), unit, unit, forward, std::max(2 * weights, 8 * unit),
-        12 * width * width * 4,      {}};
+        12 * width * width * 4,      {},   {}};
     block.options = {
         {16 * unit + 2 * weights, forward, 2 * forward, 0, 2 * weights + 4 * unit},
         {16 * unit, forward, 2 * forward + time_of(attention), 3 * unit, 8 * unit},
@@ -48,8 +49,8 @@ inline ChainCosts gpt2_chain(std::int64_t batch, int num_blocks = 12, std::int64
     chain.stages.push_back(block);
   }
 
-  StageCosts head{"head",        4, 0, time_of(rows * 2 * c * static_cast<double>(vocabulary)),
-                  logits + unit, 0, {}};
+  StageCosts head{"head",        4, 0,  time_of(rows * 2 * c * static_cast<double>(vocabulary)),
+                  logits + unit, 0, {}, {}};
   head.options = {{2 * logits + unit, head.forward_ns, 2 * head.forward_ns, 0, logits},
                   {unit, head.forward_ns, 3 * head.forward_ns, logits / 8, logits / 8}};
   chain.stages.push_back(head);
@@ -64,7 +65,7 @@ inline ChainCosts resnet50_like_chain(std::int64_t batch) {
                        double kept_maps, double flops, bool last) {
     const std::int64_t map = batch * side * side * channels * 4;
     const std::int64_t forward = time_of(flops * static_cast<double>(batch));
-    StageCosts stage{name, last ? 4 : map, last ? 0 : map, forward, map / 2, 0, {}};
+    StageCosts stage{name, last ? 4 : map, last ? 0 : map, forward, map / 2, 0, {}, {}};
     const auto kept = static_cast<std::int64_t>(kept_maps * static_cast<double>(map));
     stage.options = {{kept, forward, 2 * forward, 0, map}};
     if (!last)
@@ -95,7 +96,7 @@ inline ChainCosts u_shaped_chain(std::int64_t batch) {
     const std::int64_t forward = time_of(static_cast<double>(batch) * (3e8 + 5e7 * level));
     const bool last = i == 2 * depth;
     StageCosts stage{
-        "level" + std::to_string(i), last ? 4 : map, last ? 0 : map, forward, map, 0, {}};
+        "level" + std::to_string(i), last ? 4 : map, last ? 0 : map, forward, map, 0, {}, {}};
     stage.options = {{3 * map, forward, 2 * forward, 0, map},
                      {2 * map, forward, 2 * forward + forward / 4, map, map}};
     chain.stages.push_back(stage);
@@ -109,7 +110,7 @@ inline ChainCosts equal_blocks_chain(int num_blocks, int num_options = 2) {
   const std::int64_t map = std::int64_t{1} << 20;
   for (int i = 0; i < num_blocks; ++i) {
     const bool last = i + 1 == num_blocks;
-    StageCosts stage{"block" + std::to_string(i), map, last ? 0 : map, 1000000, map, 0, {}};
+    StageCosts stage{"block" + std::to_string(i), map, last ? 0 : map, 1000000, map, 0, {}, {}};
     for (int k = 0; k < num_options; ++k)
       stage.options.push_back({map * (num_options + 1 - k), 1000000, 2000000 + 100000 * k, 0, map});
     chain.stages.push_back(stage);

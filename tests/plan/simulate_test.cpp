@@ -15,8 +15,8 @@ constexpr OperationKind kForward = OperationKind::kForward, kStore = OperationKi
 /// Two stages; the numbers are powers of ten, so that a sum shows its terms.
 ChainCosts two_stages() {
   ChainCosts chain;
-  chain.stages.push_back({"one", 10, 20, 1, 5, 1000, {{100, 2, 3, 7, 9}}});
-  chain.stages.push_back({"two", 1, 0, 4, 0, 2000, {{200, 5, 6, 8, 11}}});
+  chain.stages.push_back({"one", 10, 20, 1, 5, 1000, {{100, 2, 3, 7, 9}}, {}});
+  chain.stages.push_back({"two", 1, 0, 4, 0, 2000, {{200, 5, 6, 8, 11}}, {}});
   chain.input_grad_bytes = 3;
   chain.boundary_formats.push_back({"half", 0.5, 1, 2});
   return chain;
