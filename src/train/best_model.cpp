@@ -2,13 +2,17 @@
 
 #include <headroom/core/error.h>
 #include <headroom/model/pretrained.h>
+#include <headroom/model/safetensors.h>
+#include "model/published_parts.h"
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
+#include <torch/torch.h>
 
 #include <filesystem>
 #include <optional>
 #include <system_error>
+#include <utility>
 #include <vector>
 
 namespace headroom {
@@ -30,6 +34,41 @@ bool is_better(const std::string& name, double value, double than) {
     if (name == metric.name) return metric.greater_is_better ? value > than : value < than;
   }
   return false;
+}
+
+// What is kept of models that load_weights() does not fill: adapters alone, and TorchScript models.
+std::vector<std::pair<std::string, at::Tensor>> own_tensors(const Chain& chain) {
+  const ModelFormat* format = chain.format().get();
+  if (dynamic_cast<const DerivedFormat*>(format) != nullptr) return chain.named_parameters();
+  const bool has_other_format =
+      format != nullptr && dynamic_cast<const PublishedFormat*>(format) == nullptr;
+  return has_other_format ? chain.named_tensors()
+                          : std::vector<std::pair<std::string, at::Tensor>>();
+}
+
+std::string tensors_file(const std::string& folder) { return folder + "/tensors.safetensors"; }
+
+void save_weights(const Chain& chain, const std::string& folder) {
+  const auto tensors = own_tensors(chain);
+  if (tensors.empty()) {
+    save_pretrained(chain, folder);
+    return;
+  }
+  std::error_code error;
+  std::filesystem::create_directories(folder, error);
+  if (error) throw ConfigError(fmt::format("'{}' cannot be made: {}", folder, error.message()));
+  const torch::NoGradGuard no_grad;
+  save_safetensors(tensors_file(folder), tensors);
+}
+
+void restore_weights(const Chain& chain, const std::string& folder) {
+  const torch::NoGradGuard no_grad;
+  const auto tensors = own_tensors(chain);
+  if (tensors.empty()) {
+    load_weights(chain, folder);
+  } else {
+    load_safetensors(tensors_file(folder), tensors);
+  }
 }
 
 }  // namespace
@@ -65,7 +104,7 @@ void BestModel::add(const EvalResults& results, TrainingPosition& position) cons
   position.num_evaluations_since_best = 0;
   const std::string now = folder(position.global_step);
   if (now.empty() || !ranks_.is_first()) return;
-  save_pretrained(chain_, now);
+  save_weights(chain_, now);
   std::error_code ignored;
   if (!before.empty() && before != now) std::filesystem::remove_all(before, ignored);
 }
@@ -77,7 +116,7 @@ bool BestModel::is_patience_over(const TrainingPosition& position) const {
 
 void BestModel::restore(const TrainingPosition& position) const {
   if (!position.best || folder(0).empty() || position.best->update == position.global_step) return;
-  if (ranks_.is_first()) load_weights(chain_, folder(position.best->update));
+  if (ranks_.is_first()) restore_weights(chain_, folder(position.best->update));
   ranks_.share_weights(chain_);
 }
 

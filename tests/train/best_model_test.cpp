@@ -3,7 +3,10 @@
 #include "train/class_counts.h"
 #include "train/position_text.h"
 
+#include <headroom/comm/communicator.h>
 #include <headroom/core/error.h>
+#include <headroom/model/adapters.h>
+#include <headroom/model/zoo.h>
 
 #include <gtest/gtest.h>
 
@@ -67,6 +70,36 @@ TEST_F(BestModelTest, TheRunEndsWithTheWeightsOfItsBestEvaluation) {
                            },
                            {}});
   EXPECT_EQ(reference.train().weights_sha256, results.weights_sha256);
+}
+
+TEST_F(BestModelTest, AdaptersAreKeptAndPutBack) {
+  TrainingArguments with_best = arguments();
+  with_best.load_best_model_at_end = true;
+  ZooModel model = make_model("gpt", "n_layer=1,n_head=1,n_embd=8,block_size=8,vocab_size=11");
+  add_adapters(model.chain, {2, 4.0, 0.0, {}});
+  const RunSettings settings(with_best, 1);
+  const RankGroup alone(make_single_communicator());
+  const BestModel best(settings, model.chain, alone);
+  const auto add_to_all = [&](double value) {
+    const torch::NoGradGuard no_grad;
+    for (at::Tensor parameter : model.chain.parameters()) parameter.add_(value);
+  };
+  add_to_all(0.5);
+  std::vector<at::Tensor> kept;
+  for (const at::Tensor& parameter : model.chain.parameters())
+    kept.push_back(parameter.detach().clone());
+  TrainingPosition position;
+  for (const std::int64_t update : {1, 2}) {
+    EvalResults results;
+    results.loss = static_cast<double>(update);
+    position.global_step = update;
+    best.add(results, position);
+    if (update == 1) add_to_all(1.0);
+  }
+  ASSERT_EQ(position.best->update, 1);
+  best.restore(position);
+  for (std::size_t i = 0; i < kept.size(); ++i)
+    EXPECT_TRUE(torch::equal(model.chain.parameters()[i], kept[i]));
 }
 
 TEST_F(BestModelTest, TrainingEndsWhenNothingGetsBetter) {
