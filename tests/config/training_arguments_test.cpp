@@ -141,12 +141,36 @@ TEST(ArgumentFields, SayWhatTheyAreComparedFor) {
                                    "device", "spill_dir", "num_threads", "ddp_timeout",
                                    "nproc_per_node", "save_model"}));
   EXPECT_EQ(names(settings_with(FieldTrait::kInSnapshot, arguments)),
-            (std::set<std::string>{"model", "model_config", "model_name_or_path", "dataset",
-                                   "tokenizer", "shuffle", "global_batch_size", "optim", "seed",
-                                   "data_seed", "fp16", "bf16"}));
+            (std::set<std::string>{"model",
+                                   "model_config",
+                                   "model_name_or_path",
+                                   "loss",
+                                   "task",
+                                   "dataset",
+                                   "tokenizer",
+                                   "text_column",
+                                   "label_column",
+                                   "image_column",
+                                   "group_by_length",
+                                   "packing",
+                                   "shuffle",
+                                   "global_batch_size",
+                                   "optim",
+                                   "seed",
+                                   "data_seed",
+                                   "fp16",
+                                   "bf16",
+                                   "lora_r",
+                                   "lora_alpha",
+                                   "lora_dropout",
+                                   "lora_target_modules",
+                                   "freeze",
+                                   "load_best_model_at_end",
+                                   "metric_for_best_model"}));
   EXPECT_EQ(names(settings_with(FieldTrait::kAffectsCosts, arguments)),
-            (std::set<std::string>{"model", "model_config", "model_name_or_path", "dataset",
-                                   "spill_dir", "fp16", "bf16"}));
+            (std::set<std::string>{"model", "model_config", "model_name_or_path", "loss", "task",
+                                   "dataset", "packing", "spill_dir", "fp16", "bf16", "lora_r",
+                                   "lora_dropout", "lora_target_modules", "freeze"}));
   EXPECT_EQ(settings_with(FieldTrait::kPerRank, arguments).size() +
                 settings_without(FieldTrait::kPerRank, arguments).size(),
             argument_fields().size());

@@ -76,8 +76,9 @@ TEST_F(DataFormats, DataThatTheModelDoesNotReadIsRefusedWithWhatItReads) {
     FAIL() << "an image model took a text";
   } catch (const DataError& error) {
     const std::string message = error.what();
-    for (const char* part : {"some_model reads images", "poem.txt' is a text file",
-                             "synthetic, or fashion-mnist or an IDX folder"}) {
+    for (const char* part :
+         {"some_model reads images", "poem.txt' is a text file",
+          "give synthetic, or a folder with inputs.npy", ", or fashion-mnist or an IDX folder"}) {
       EXPECT_NE(message.find(part), std::string::npos) << message;
     }
   }

@@ -189,7 +189,7 @@ TEST_F(FolderFormats, WhatIsWrongWithArraysIsNamed) {
   expect(message("<f4", "(2, 1, 8, 8)", pixels, "(2,)", {0, 11}),
          "targets has the class 11 in row 1, but the model knows 0 to 9");
   expect(message("<f4", "(2, 1, 8, 8)", pixels, "(3,)", {0, 1, 2}), "targets holds 3 samples");
-  expect(message("<f4", "(2, 1, 8, 9)", pixels, "(2,)", {0, 1}), "reads (samples, 1, 8, 8)");
+  expect(message("<f4", "(2, 1, 4, 16)", pixels, "(2,)", {0, 1}), "reads (samples, 1, 8, 8)");
   expect(message("<f4", "(3, 1, 8, 8)", pixels, "(3,)", {0, 1, 2}), "more than the file");
   expect(message(">f4", "(2, 1, 8, 8)", pixels, "(2,)", {0, 1}), "type '>f4'");
   expect(message("<f4", "(0, 1, 8, 8)", "", "(0,)", {}), "holds no sample");

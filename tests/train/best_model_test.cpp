@@ -23,7 +23,6 @@ class BestModelTest : public ::testing::Test {
  protected:
   TrainingArguments arguments() const {
     TrainingArguments arguments = plain_arguments(folder_ / "run");
-    arguments.per_device_train_batch_size = 4;
     arguments.eval_strategy = "steps";
     arguments.eval_steps = 1;
     arguments.max_steps = 12;
