@@ -14,9 +14,9 @@ void exchange(ConfigFile& file, BertConfig& config) {
   file.size("type_vocab_size", config.type_vocab_size, 2);
   if (config.num_labels > 0)
     file.probability("classifier_dropout", config.classifier_dropout, config.hidden_dropout_prob);
-  file.only("hidden_act", "gelu");
+  file.only("hidden_act", std::string("gelu"));
   file.only("layer_norm_eps", 1e-12);
-  file.only("position_embedding_type", "absolute");
+  file.only("position_embedding_type", std::string("absolute"));
   file.only("is_decoder", false);
   file.only("tie_word_embeddings", true);
   // The published vocabularies have the mask at 103.

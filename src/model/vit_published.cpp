@@ -11,7 +11,7 @@ void exchange(ConfigFile& file, VitConfig& config) {
   file.size("patch_size", config.patch_size, 16, set_side);
   file.size("num_channels", config.channels, 3, set_side);
   file.number("layer_norm_eps", config.layer_norm_eps, 1e-12);
-  file.only("hidden_act", "gelu");
+  file.only("hidden_act", std::string("gelu"));
   file.only("qkv_bias", true);
   file.num_labels(config.classes);
 }

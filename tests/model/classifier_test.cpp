@@ -114,6 +114,10 @@ TEST(Classifiers, AreSavedUnderHuggingFacesNamesWithTheirClasses) {
     save_pretrained(model.chain, folder.path().string());
     const auto config = nlohmann::json::parse(testing::read_file(folder / "config.json"));
     EXPECT_EQ(config["architectures"][0], family.architecture);
+    if (std::string(family.name) == "bert") {
+      EXPECT_EQ(config["hidden_act"], "gelu");
+      EXPECT_EQ(config["position_embedding_type"], "absolute");
+    }
     EXPECT_EQ(config["id2label"]["1"], "so so");
     EXPECT_EQ(config["label2id"]["good"], 2);
     EXPECT_EQ(config["pad_token_id"], 5);
