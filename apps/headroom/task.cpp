@@ -90,7 +90,8 @@ void check_machine_holds_weights(const TrainingArguments& arguments, std::int64_
 
 std::vector<StoredArray> list_safetensors(const std::string& path) {
   std::vector<StoredArray> arrays;
-  for (const SafetensorsEntry& entry : SafetensorsReader(path).entries())
+  const SafetensorsReader reader(path);
+  for (const SafetensorsEntry& entry : reader.entries())
     arrays.push_back({path, entry.name, entry.dtype, entry.shape, entry.begin});
   return arrays;
 }
