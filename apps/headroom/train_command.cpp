@@ -60,8 +60,7 @@ void print_sample(const Task& task, const TrainingArguments& arguments) {
   fmt::print("sample:\n{}\n", task.tokenizer->decode(tokens));
 }
 
-void save_beside_model(const Task& task) {
-  const std::string& folder = task.arguments.output_dir;
+void save_beside_model(const Task& task, const std::string& folder) {
   if (task.tokenizer) task.tokenizer->save(folder);
   for (const auto& [name, contents] : task.files)
     write_file_atomically(folder + "/" + name, contents);
@@ -81,7 +80,7 @@ void save_merged(const TrainingArguments& arguments, const Task& task) {
   MemoryMeter::instance().set_cap(0);  // training is over, and the model is loaded once more
   const std::string folder = arguments.output_dir + "/merged";
   save_pretrained(load_pretrained(arguments.output_dir).chain, folder);
-  if (task.tokenizer) task.tokenizer->save(folder);
+  save_beside_model(task, folder);
 }
 
 // A folder is a whole model or adapters for one.
@@ -125,7 +124,7 @@ int train_rank(const TrainingArguments& given, std::int64_t num_local_ranks,
   const auto exit_code =
       static_cast<int>(trainer.was_interrupted() ? ExitCode::kInterrupted : ExitCode::kDone);
   if (!comm->is_first()) return exit_code;
-  if (arguments.save_model) save_beside_model(task);
+  if (arguments.save_model) save_beside_model(task, arguments.output_dir);
   if (arguments.save_model && arguments.lora_merge) save_merged(arguments, task);
   if (arguments.json) {
     fmt::print("{}\n", to_json(results).dump());

@@ -12,6 +12,9 @@ namespace headroom {
 /// none.
 std::string base_of_adapters(const std::string& folder);
 
+/// Trains the head beside the adapters: everything of it that a folder may lack.
+void train_head(const Chain& chain);
+
 /// Adds the folder's adapters to its base model, and merges them. Throws DataError, before weights
 /// are changed, when the files are malformed or the adapters are not those of the config.
 void load_and_merge_adapters(Chain& chain, const std::string& folder);

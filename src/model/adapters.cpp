@@ -54,9 +54,9 @@ std::string without_weight(const std::string& name) {
 std::string last_word(const std::string& name) { return name.substr(name.rfind('.') + 1); }
 
 std::vector<Layer> layers_of(const Chain& chain) {
-  const PublishedForm& form = published_form(chain);
+  const PublishedForm* form = find_published_form(chain);
   std::vector<Layer> layers;
-  for (std::size_t i = 0; i < chain.size(); ++i) {
+  for (std::size_t i = 0; form != nullptr && i < chain.size(); ++i) {
     Stage& stage = chain.stage(i);
     auto* adaptable = dynamic_cast<AdaptableStage*>(&stage);
     if (adaptable == nullptr) continue;
@@ -66,7 +66,7 @@ std::vector<Layer> layers_of(const Chain& chain) {
     for (const AdaptableStage::Layer& linear : adaptable->adaptable_layers()) {
       const std::string& name = names.at(linear.weight.unsafeGetTensorImpl());
       for (const PublishedPart& part :
-           published_parts(form, stage.parameter_prefix() + name, linear.weight.size(0))) {
+           published_parts(*form, stage.parameter_prefix() + name, linear.weight.size(0))) {
         layers.push_back({without_weight(part.name), without_weight(name), part.is_transposed,
                           part.first_row, part.num_rows, adaptable, stage.module(), linear});
       }
@@ -133,6 +133,13 @@ class AdapterFormat final : public DerivedFormat {
  public:
   AdapterFormat(PublishedForm base_form, AdapterConfig adapter_config)
       : DerivedFormat(std::move(base_form)), config(std::move(adapter_config)) {}
+
+  std::shared_ptr<const DerivedFormat> with_form(PublishedForm form) const override {
+    const auto format = std::make_shared<AdapterFormat>(std::move(form), config);
+    format->adapters = adapters;
+    format->frozen = frozen;
+    return format;
+  }
 
   SavedModel save(const Chain& chain, const std::string& folder) const override {
     AdapterConfig saved = config;
@@ -210,6 +217,18 @@ void add_adapters(Chain& chain, const LoraConfig& lora, const std::string& base)
   chain.set_format(format);
 }
 
+void train_head(const Chain& chain) {
+  const PublishedForm& form = published_form(chain);
+  for (auto& [ours, tensor] : chain.named_tensors()) {
+    for (const std::string& theirs : published_names(form, ours)) {
+      const bool is_head =
+          std::any_of(form.head.begin(), form.head.end(),
+                      [&](const std::string& start) { return starts_with(theirs, start); });
+      if (is_head && tensor.is_floating_point()) at::Tensor(tensor).requires_grad_(true);
+    }
+  }
+}
+
 void merge_adapters(Chain& chain) {
   const AdapterFormat* format = adapter_format(chain);
   if (format == nullptr) return;
@@ -233,8 +252,10 @@ bool is_adapter_folder(const std::string& folder) {
 
 std::string base_of_adapters(const std::string& folder) {
   const std::string base = read_adapter_config(folder).base;
-  const fs::path beside = fs::path(folder) / base;
-  for (const fs::path& path : {fs::path(base), beside}) {
+  // A folder that was moved has its base still inside of it.
+  const fs::path beside = fs::path(folder) / base,
+                 inside = fs::path(folder) / fs::path(base).filename();
+  for (const fs::path& path : {fs::path(base), beside, inside}) {
     std::error_code ignored;
     if (!base.empty() && is_folder(path.string()) && !fs::equivalent(path, folder, ignored))
       return path.string();

@@ -2,7 +2,7 @@
 #include <headroom/model/adapters.h>
 #include "core/name_list.h"
 #include "core/name_pattern.h"
-#include "model/published.h"
+#include "model/published_parts.h"
 
 #include <fmt/format.h>
 #include <torch/torch.h>
@@ -15,9 +15,8 @@ namespace {
 // Those of the chain, and Hugging Face's where the model has them.
 std::vector<std::string> names_of(const Chain& chain, const std::string& ours) {
   std::vector<std::string> names = {ours};
-  if (chain.format()) {
-    for (const std::string& theirs : published_names(published_form(chain), ours))
-      names.push_back(theirs);
+  if (const PublishedForm* form = find_published_form(chain)) {
+    for (const std::string& theirs : published_names(*form, ours)) names.push_back(theirs);
   }
   return names;
 }

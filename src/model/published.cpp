@@ -1,9 +1,11 @@
 #include "model/published.h"
 
 #include <headroom/core/error.h>
+#include <headroom/model/adapters.h>
 #include <headroom/model/pretrained.h>
 #include <headroom/model/safetensors.h>
 #include "core/hashed_file.h"
+#include "model/adapted_model.h"
 #include "model/published_parts.h"
 #include "model/safetensors_writer.h"
 
@@ -167,26 +169,38 @@ void set_published_form(Chain& chain, PublishedForm form) {
 
 void set_label_names(Chain& chain, const std::vector<std::string>& names,
                      std::optional<std::int64_t> padding_token) {
-  const auto* format = dynamic_cast<const PublishedFormat*>(chain.format().get());
-  if (format == nullptr) return;
-  PublishedForm form = format->form();
+  const PublishedForm* found = find_published_form(chain);
+  if (found == nullptr) return;
+  PublishedForm form = *found;
   ConfigFile file = ConfigFile::of_text(form.config);
   file.set_label_names(names);
   if (padding_token) file.set_integer("pad_token_id", *padding_token);
   form.config = file.text();
-  set_published_form(chain, std::move(form));
+  const auto* derived = dynamic_cast<const DerivedFormat*>(chain.format().get());
+  if (derived != nullptr) {
+    chain.set_format(derived->with_form(std::move(form)));
+  } else {
+    set_published_form(chain, std::move(form));
+  }
 }
 
 std::vector<std::string> label_names_of(const std::string& folder) {
+  if (is_adapter_folder(folder)) return label_names_of(base_of_adapters(folder));
   return ConfigFile::read((fs::path(folder) / "config.json").string()).label_names();
 }
 
-const PublishedForm& published_form(const Chain& chain) {
+const PublishedForm* find_published_form(const Chain& chain) {
   const auto* derived = dynamic_cast<const DerivedFormat*>(chain.format().get());
-  if (derived != nullptr) return derived->base().form();
-  const auto* format = dynamic_cast<const PublishedFormat*>(chain.format().get());
-  if (format == nullptr) throw ConfigError("this chain is no model of the zoo");
-  return format->form();
+  const auto* format = derived != nullptr
+                           ? &derived->base()
+                           : dynamic_cast<const PublishedFormat*>(chain.format().get());
+  return format != nullptr ? &format->form() : nullptr;
+}
+
+const PublishedForm& published_form(const Chain& chain) {
+  const PublishedForm* form = find_published_form(chain);
+  if (form == nullptr) throw ConfigError("this chain is no model of the zoo");
+  return *form;
 }
 
 UninitializedScope::UninitializedScope() : before_(std::exchange(is_uninitialized, true)) {}

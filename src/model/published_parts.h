@@ -3,7 +3,9 @@
 #include "model/published.h"
 
 #include <cstdint>
+#include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace headroom {
@@ -28,9 +30,14 @@ class DerivedFormat : public ModelFormat {
  public:
   explicit DerivedFormat(PublishedForm form) : base_(std::move(form)) {}
   const PublishedFormat& base() const { return base_; }
+  /// The same of a model of another form.
+  virtual std::shared_ptr<const DerivedFormat> with_form(PublishedForm form) const = 0;
 
  private:
   PublishedFormat base_;
 };
+
+/// The form of a chain, that of the model below a derived one included; null: it has none.
+const PublishedForm* find_published_form(const Chain& chain);
 
 }  // namespace headroom

@@ -3,6 +3,7 @@
 #include <headroom/core/error.h>
 #include <headroom/model/adapters.h>
 #include "core/text.h"
+#include "model/adapted_model.h"
 #include "model/family.h"
 
 #include <fmt/format.h>
@@ -25,8 +26,9 @@ std::vector<std::string> words_of(const std::string& text) {
   return words;
 }
 
-ZooModel with_trained_parameters(ZooModel model, const TrainingArguments& arguments) {
-  choose_trained_parameters(model.chain, arguments);
+ZooModel with_trained_parameters(ZooModel model, const TrainingArguments& arguments,
+                                 const ModelHead& head) {
+  choose_trained_parameters(model.chain, arguments, head);
   return model;
 }
 
@@ -55,25 +57,31 @@ ZooModel make_requested_model(const TrainingArguments& arguments, const ModelHea
       folder.empty() ? make_model(arguments.model,
                                   config_with_head(arguments.model, arguments.model_config, head))
                      : make_model_of(folder, head),
-      arguments);
+      arguments, head);
 }
 
 ZooModel load_requested_model(const TrainingArguments& arguments, const ModelHead& head) {
   const std::string& folder = arguments.model_name_or_path;
   if (folder.empty()) return make_requested_model(arguments, head);
-  return with_trained_parameters(load_pretrained(folder, head), arguments);
+  return with_trained_parameters(load_pretrained(folder, head), arguments, head);
 }
 
-void choose_trained_parameters(Chain& chain, const TrainingArguments& arguments) {
+void choose_trained_parameters(Chain& chain, const TrainingArguments& arguments,
+                               const ModelHead& head) {
   if (arguments.lora_r > 0) {
     LoraConfig config;
     config.r = arguments.lora_r;
     config.alpha = arguments.lora_alpha;
     config.dropout = arguments.lora_dropout;
     config.target_modules = words_of(arguments.lora_target_modules);
+    // A classifier is no longer the model of the folder: it is saved beside the adapters.
+    const bool has_own_head = head.kind == ModelHead::Kind::kClassifier;
     const std::string& base = arguments.model_name_or_path;
     add_adapters(chain, config,
-                 base.empty() ? base : std::filesystem::absolute(base).lexically_normal().string());
+                 base.empty() || has_own_head
+                     ? std::string()
+                     : std::filesystem::absolute(base).lexically_normal().string());
+    if (has_own_head) train_head(chain);
   }
   if (!arguments.freeze.empty()) freeze(chain, words_of(arguments.freeze));
 }

@@ -114,6 +114,12 @@ at::Tensor part(const at::Tensor& tensor, std::int64_t begin, std::int64_t count
   return tensor.defined() ? tensor.narrow(0, begin, count) : tensor;
 }
 
+// For a batch without rows, which adds nothing.
+void write_zeros(const ops::ParameterGrad& grad) {
+  if (grad.wanted() && !grad.accumulate && !grad.gradient.is_meta())
+    at::Tensor(grad.gradient).zero_();
+}
+
 struct Mlp : torch::autograd::Function<Mlp> {
   static at::Tensor forward(AutogradContext* ctx, const at::Tensor& x,
                             const at::Tensor& norm_weight, const at::Tensor& norm_bias,
@@ -287,9 +293,12 @@ struct Mlp : torch::autograd::Function<Mlp> {
     result[kOutWeight] = dout_weight.returned;
     const std::int64_t num_rows = rows.size(0), width = rows.size(1),
                        hidden_width = saved[kHiddenWeight].size(0);
-    for (const ops::ParameterGrad* grad : {&dhidden_weight, &dhidden_bias, &dout_weight}) {
-      if (num_rows == 0 && grad->wanted() && !grad->accumulate && !d.is_meta())
-        at::Tensor(grad->gradient).zero_();
+    if (num_rows == 0) {
+      for (const ops::ParameterGrad* grad : {&dhidden_weight, &dhidden_bias, &dout_weight})
+        write_zeros(*grad);
+      for (const auto* gradients : {&adapters.hidden_gradients, &adapters.out_gradients}) {
+        for (const ops::ParameterGrad& grad : *gradients) write_zeros(grad);
+      }
     }
     const Pieces pieces(num_rows);
     const std::int64_t most = std::min(num_rows, pieces.rows);

@@ -5,6 +5,8 @@
 #include <headroom/model/safetensors.h>
 
 #include "model/chain_runs.h"
+#include "model/published.h"
+#include "model/requested_model.h"
 #include "support/idx_files.h"
 #include "support/zoo_data.h"
 
@@ -12,7 +14,9 @@
 #include <torch/torch.h>
 #include <nlohmann/json.hpp>
 
+#include <cmath>
 #include <filesystem>
+#include <optional>
 #include <set>
 
 namespace headroom {
@@ -176,6 +180,37 @@ TEST(AdapterErrors, SayWhatIsWrongWithAFolder) {
   EXPECT_THROW(load_pretrained(folder.path().string()), DataError) << "the file has other sizes";
   with("target_modules", {"c_attn", "c_fc"});
   EXPECT_THROW(load_pretrained(folder.path().string()), DataError) << "the file lacks some";
+}
+
+TEST(AdapterHeads, OfNewClassesAreTrainedAndSavedBesideTheAdapters) {
+  torch::manual_seed(9);
+  const TemporaryFolder folder;
+  save_pretrained(make_model("vit", kTransformers[3].sizes).chain, folder / "base");
+  TrainingArguments arguments;
+  arguments.model_name_or_path = folder / "base";
+  arguments.lora_r = 2;
+  ZooModel model = load_requested_model(arguments, {ModelHead::Kind::kClassifier, 3});
+  std::size_t num_adapters = 0;
+  for (const auto& [name, parameter] : model.chain.named_parameters()) {
+    const bool is_adapter = name.find(".lora.") != std::string::npos;
+    num_adapters += is_adapter ? 1 : 0;
+    EXPECT_TRUE(is_adapter || name.rfind("head.", 0) == 0) << name;
+  }
+  EXPECT_EQ(num_adapters, 2 * kTransformers[3].usual);
+  EXPECT_GT(model.chain.parameters().size(), num_adapters);
+  disturb(model.chain);
+  const std::vector<std::string> labels{"boot", "coat", "shirt"};
+  set_label_names(model.chain, labels, std::nullopt);
+  save_pretrained(model.chain, folder / "adapted");
+  std::filesystem::rename(folder / "adapted", folder / "moved");
+  EXPECT_EQ(label_names_of(folder / "moved"), labels);
+  const ZooModel loaded = load_pretrained(folder / "moved");
+  EXPECT_EQ(loaded.input.num_classes, 3);
+  const MicroBatch micro = some_samples(model);
+  model.chain.train(false);
+  loaded.chain.train(false);
+  const double expected = loss_of(model.chain, micro).item<double>();
+  EXPECT_NEAR(loss_of(loaded.chain, micro).item<double>(), expected, 1e-4 * std::abs(expected));
 }
 
 TEST(AdapterDecoding, GivesTheTokensOfTheMergedModel) {

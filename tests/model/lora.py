@@ -55,7 +55,7 @@ def main(folder):
     model.load_state_dict(hugging_face.read(folder + "/base/model.safetensors"), strict=False)
     named = adapt(model, hugging_face.read(folder + "/adapter_model.safetensors"), config)
     expected, losses = {}, []
-    optimizer = torch.optim.AdamW(named.values(), lr=1e-3, weight_decay=0.01)
+    optimizer = torch.optim.AdamW(named.values(), lr=1e-3, weight_decay=0.01, eps=1e-6)
     for update in range(3):
         inputs, targets = hugging_face.random_batch(base)
         expected.update(("%d.%s" % (update, name), tensor) for name, tensor in list(inputs.items()) + list(targets.items()))

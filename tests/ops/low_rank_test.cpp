@@ -122,7 +122,7 @@ TEST(LowRank, IsALargerWeight) {
     reference::expect_equal(
         [&](const std::vector<Tensor>& in) { return adapted(shape, in, options_of(shape)); },
         [&](const std::vector<Tensor>& in) { return merged(shape, in); }, random_inputs(shape),
-        1e-5);
+        shape.num_rows < 1000 ? 1e-5 : 2e-5);  // gradients are sums over the rows
   }
   reference::expect_equal(
       [&](const std::vector<Tensor>& in) { return adapted({}, in, options_of({})); },

@@ -48,14 +48,14 @@ TrainingArguments arguments_for(const FrozenCase& which, std::int64_t budget_byt
   return arguments;
 }
 
-struct Run {
-  explicit Run(const TrainingArguments& arguments) {
+struct FrozenRun {
+  explicit FrozenRun(const TrainingArguments& arguments) {
     MemoryMeter::instance().set_cap(0);
     seed_everything(1);
     model = make_requested_model(arguments);
     trainer = std::make_unique<Trainer>(arguments, model.chain, data_for(model.input));
   }
-  ~Run() { MemoryMeter::instance().set_cap(0); }
+  ~FrozenRun() { MemoryMeter::instance().set_cap(0); }
 
   ZooModel model;
   std::unique_ptr<Trainer> trainer;
@@ -68,7 +68,7 @@ class FrozenWeights : public ::testing::TestWithParam<FrozenCase> {
 
 TEST_P(FrozenWeights, DoNotChangeABitAndHaveNeitherGradientNorState) {
   const ScratchFolder folder("frozen");
-  Run run(arguments_for(GetParam(), 0, folder.path()));
+  FrozenRun run(arguments_for(GetParam(), 0, folder.path()));
   std::vector<std::pair<at::Tensor, at::Tensor>> frozen;  // with their values
   std::int64_t trained_bytes = 0, all_bytes = 0;
   for (const auto& [name, tensor] : run.model.chain.named_tensors()) {
@@ -94,18 +94,19 @@ TEST_P(FrozenWeights, DoNotChangeABitAndHaveNeitherGradientNorState) {
 TEST_P(FrozenWeights, EveryBudgetGivesTheSameNumbersAndThePredictedPeak) {
   const ScratchFolder folder("frozen_budgets");
   constexpr std::int64_t kPlenty = std::int64_t{1} << 40;
-  const RunPlan ample = Run(arguments_for(GetParam(), kPlenty, folder.path())).trainer->plan();
+  const RunPlan ample =
+      FrozenRun(arguments_for(GetParam(), kPlenty, folder.path())).trainer->plan();
   const std::int64_t fixed = ample.predicted_peak_bytes() -
                              ChainSolver(ample.costs).ample_budget_bytes(),
                      floor = std::max(fixed + ChainSolver(ample.costs).smallest_budget_bytes(),
                                       ample.batch.peaks.update_bytes);
   const std::string expected =
-      Run(arguments_for(GetParam(), 0, folder.path())).trainer->train().weights_sha256;
+      FrozenRun(arguments_for(GetParam(), 0, folder.path())).trainer->train().weights_sha256;
   for (int i = 0; i < kNumBudgets; ++i) {
     const std::int64_t budget =
         floor + (ample.predicted_peak_bytes() - floor) * i / (kNumBudgets - 1);
     const TrainResults results =
-        Run(arguments_for(GetParam(), budget, folder.path())).trainer->train();
+        FrozenRun(arguments_for(GetParam(), budget, folder.path())).trainer->train();
     SCOPED_TRACE("budget " + std::to_string(budget) + ", predicted " +
                  std::to_string(results.predicted_peak_bytes) + ", measured " +
                  std::to_string(results.peak_memory_bytes));
@@ -124,17 +125,17 @@ TEST(AdapterSnapshots, ContinueBitByBitAndHoldTheAdaptersAlone) {
   set_log_quiet(true);
   const ScratchFolder whole("adapters_whole"), cut("adapters_cut");
   TrainingArguments arguments = arguments_for(kCases[0], 0, whole.path());
-  const std::string expected = Run(arguments).trainer->train().weights_sha256;
+  const std::string expected = FrozenRun(arguments).trainer->train().weights_sha256;
   arguments.output_dir = cut.path();
   arguments.save_steps = 3;
-  Run(arguments).trainer->train();
+  FrozenRun(arguments).trainer->train();
   std::uintmax_t weights = 0;
   for (const auto& entry : std::filesystem::directory_iterator(cut.path() + "/snapshot-3")) {
     weights = std::max(weights, entry.file_size());
   }
   EXPECT_LT(weights, std::uintmax_t{64} << 10) << "the frozen model is not part of it";
   arguments.resume_from_checkpoint = cut.path() + "/snapshot-3";
-  EXPECT_EQ(Run(arguments).trainer->train().weights_sha256, expected);
+  EXPECT_EQ(FrozenRun(arguments).trainer->train().weights_sha256, expected);
 }
 
 TEST(AdapterEstimates, AreWhatTrainingTakes) {
@@ -142,7 +143,7 @@ TEST(AdapterEstimates, AreWhatTrainingTakes) {
   const ScratchFolder folder("adapter_estimate");
   TrainingArguments arguments = arguments_for(kCases[1], std::int64_t{1} << 40, folder.path());
   const Estimate counted = estimate(arguments);
-  const TrainResults measured = Run(arguments).trainer->train();
+  const TrainResults measured = FrozenRun(arguments).trainer->train();
   EXPECT_NEAR(static_cast<double>(counted.policies.front().peak_bytes),
               static_cast<double>(measured.peak_memory_bytes),
               0.02 * static_cast<double>(measured.peak_memory_bytes));
