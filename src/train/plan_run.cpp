@@ -160,6 +160,12 @@ class RankPlanner {
 
   void require_measured(std::int64_t size) {
     if (book_.measure(size)) return;
+    if (MemoryMeter::instance().cap() == 0) {
+      throw BudgetError(fmt::format(
+          "memory ran out: this machine does not hold the weights ({}) and one stage at a "
+          "micro-batch of {}; use a smaller micro-batch, or set --memory_budget",
+          format_bytes(resident_bytes_), size));
+    }
     throw BudgetError(
         fmt::format("budget {} is below the floor: it does not hold the weights ({}) and one stage "
                     "at a micro-batch of {}; raise --memory_budget{}",
