@@ -197,8 +197,8 @@ TEST_F(Folder, WhatDoesNotFitIsNamed) {
   const std::string bias = "transformer.h.1.mlp.c_fc.bias";
   change([&](Tensors& tensors) { tensors.erase(bias); });
   EXPECT_NE(refusal().find("lacks " + bias), std::string::npos) << refusal();
-  change([&](Tensors& tensors) { tensors["score.weight"] = torch::ones({2}); });
-  EXPECT_NE(refusal().find("score.weight"), std::string::npos) << refusal();
+  change([&](Tensors& tensors) { tensors["extra.weight"] = torch::ones({2}); });
+  EXPECT_NE(refusal().find("extra.weight"), std::string::npos) << refusal();
   change([&](Tensors& tensors) { tensors[bias] = torch::ones({31}); });
   EXPECT_NE(refusal().find("(31)"), std::string::npos) << refusal();
   change([&](Tensors& tensors) { tensors[bias] = torch::ones({32}, at::kLong); });
