@@ -160,7 +160,8 @@ TEST_F(ScriptChain, SelectiveOptionsKeepLess) {
     const std::optional<ChainProfile> profile = profile_chain(chain, micro);
     ASSERT_TRUE(profile);
     EXPECT_LT(kept_bytes(*profile, 1), kept_bytes(*profile, 0));
-    EXPECT_LE(kept_bytes(*profile, 2), kept_bytes(*profile, 1));
+    // Not always less than option 1: what a product makes may be larger than what it reads.
+    EXPECT_LT(kept_bytes(*profile, 2), kept_bytes(*profile, 0));
     EXPECT_NO_THROW(check_whole_model(chain, micro)) << "which tries every option";
   }
 }
@@ -205,9 +206,10 @@ TEST_F(ScriptChain, EvaluationIsTheModelsAndLeavesItTraining) {
   module.eval();
   const at::Tensor scores = module.forward({micro.inputs[0]}).toTensor();
   module.train();
-  ASSERT_EQ(results.size(), 2U);
+  ASSERT_EQ(results.size(), 3U);
   EXPECT_TRUE(torch::equal(results[0], summed_cross_entropy({scores}, micro)));
   EXPECT_TRUE(torch::equal(results[1], count_correct({scores}, micro)));
+  EXPECT_TRUE(torch::equal(results[2], scores.argmax(1))) << "the classes, for F1";
 }
 
 TEST_F(ScriptChain, SavesWhatItTrained) {
