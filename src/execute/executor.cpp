@@ -78,12 +78,9 @@ struct Executor::Run {
                                                       executor.spill_store_);
   }
 
-  // After an operation that read it, a stored boundary is stored and no more, unless the next
-  // operation would read it again: backward right after its forward.
+  // After an operation that read it, a stored boundary is stored and no more.
   void drop_decoded(std::size_t boundary) {
-    const bool is_next = next != nullptr && next->kind == OperationKind::kBackward &&
-                         static_cast<std::size_t>(next->stage) == boundary;
-    if (boundaries[boundary].stored && !is_next) boundaries[boundary].stored->drop();
+    if (boundaries[boundary].stored) boundaries[boundary].stored->drop();
   }
 
   // The first forward of a stage records what it depends on; later ones reproduce it and leave no
@@ -185,7 +182,6 @@ struct Executor::Run {
   const MicroBatch& micro;
   double scale;
   MicroResult result;
-  const Operation* next = nullptr;  // after the one that is carried out
   std::vector<StageTensors> stages;
   std::vector<BoundaryTensors> boundaries;
   Tensors head;  // the output of the forward before, which nothing else holds
@@ -233,7 +229,6 @@ MicroResult Executor::accumulate(const MicroBatch& micro, const std::vector<Oper
   Run run(*this, micro, scale);
   for (std::size_t i = 0; i < operations.size(); ++i) {
     if (options_.before_operation) options_.before_operation(i);
-    run.next = i + 1 < operations.size() ? &operations[i + 1] : nullptr;
     run.carry_out(operations[i]);
     if (options_.on_operation) options_.on_operation(i);
   }
