@@ -84,7 +84,8 @@ std::string card(const std::string& name, const std::string& value, const std::s
 }
 
 std::string duration(double seconds) {
-  if (seconds < 120) return format_figure(seconds) + " s";
+  const bool has_minutes = seconds >= 120 && seconds < 1e12;
+  if (!has_minutes) return format_figure(seconds) + " s";
   const auto whole = static_cast<std::int64_t>(seconds);
   return whole < 7200 ? fmt::format("{} min {:02} s", whole / 60, whole % 60)
                       : fmt::format("{} h {:02} min", whole / 3600, whole / 60 % 60);

@@ -17,6 +17,7 @@ namespace fs = std::filesystem;
 using Parsed = nlohmann::ordered_json;
 
 constexpr std::int64_t kMostRunFileBytes = std::int64_t{1} << 30;
+constexpr double kLargestInteger = 1e18;  // of a run: sums of a few are within 64 bits
 
 std::string read_text(const fs::path& path) {
   if (!path_exists(path))
@@ -46,6 +47,8 @@ class RunFile {
   std::int64_t integer(const Parsed& object, const char* key) const {
     const Parsed& value = at(object, key);
     if (!value.is_number_integer()) fail(fmt::format("has no whole number in '{}'", key));
+    if (std::abs(value.get<double>()) > kLargestInteger)
+      fail(fmt::format("has {} in '{}'", value.dump(), key));
     return value.get<std::int64_t>();
   }
   std::int64_t integer_or_zero(const Parsed& object, const char* key) const {

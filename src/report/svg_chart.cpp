@@ -12,6 +12,7 @@ namespace headroom {
 namespace {
 
 constexpr double kWidth = 880, kLeft = 66, kRight = 14, kTop = 10, kBottom = 40;
+constexpr double kLargest = 1e290;  // that is drawn
 constexpr std::size_t kMostPoints =
     600;  // more than there are pixels would only make the page large
 
@@ -19,9 +20,11 @@ constexpr std::size_t kMostPoints =
 struct Axis {
   double low = 0, high = 1, step = 1;
 
+  // Values are at most kLargest, so that no step of it is beyond all numbers.
   static Axis over(double low, double high, double unit = 1.0) {
-    if (high - low <= 1e-9 * std::max(std::abs(low), std::abs(high)))
-      high = low + (low == 0 ? 1.0 : std::abs(low) * 0.1);
+    constexpr double kSmallest = 1.0 / kLargest;
+    if (high - low <= std::max(kSmallest, 1e-9 * std::max(std::abs(low), std::abs(high))))
+      high = low + (std::abs(low) <= kSmallest ? 1.0 : std::abs(low) * 0.1);
     const double rough = (high - low) / unit / 5;
     const double power = std::pow(10.0, std::floor(std::log10(rough)));
     Axis axis;
@@ -94,8 +97,8 @@ class Plot {
   int height_;
 };
 
-bool is_finite(const std::pair<double, double>& point) {
-  return std::isfinite(point.first) && std::isfinite(point.second);
+bool can_be_drawn(const std::pair<double, double>& point) {
+  return std::abs(point.first) <= kLargest && std::abs(point.second) <= kLargest;
 }
 
 // Means of neighbours, so that a long run is no larger a page.
@@ -109,7 +112,7 @@ std::vector<std::pair<double, double>> thinned(
     std::size_t count = 0;
     const std::size_t last = std::min(points.size(), first + bucket);
     for (std::size_t i = first; i < last; ++i) {
-      if (!is_finite(points[i])) continue;
+      if (!can_be_drawn(points[i])) continue;
       sum += points[i].second;
       ++count;
     }
@@ -124,7 +127,7 @@ std::string draw_line(const Plot& plot, const ChartLine& line) {
   std::string path, markers;
   bool is_open = false;
   for (const auto& point : points) {
-    if (!is_finite(point)) {
+    if (!can_be_drawn(point)) {
       is_open = false;
       continue;
     }
@@ -182,7 +185,7 @@ std::string line_chart(const std::vector<ChartLine>& lines, const std::string& x
   std::string label;
   for (const ChartLine& line : lines) {
     for (const auto& point : thinned(line.points)) {
-      if (!is_finite(point)) continue;
+      if (!can_be_drawn(point)) continue;
       low_x = std::min(low_x, point.first);
       high_x = std::max(high_x, point.first);
       low_y = std::min(low_y, point.second);

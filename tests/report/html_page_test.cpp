@@ -157,6 +157,21 @@ TEST_F(HtmlPageTest, ALanguageModelHasNoAccuracy) {
   EXPECT_EQ(html.find("Accuracy"), std::string::npos);
 }
 
+TEST_F(HtmlPageTest, NumbersAtTheEndsOfTheirRangeMakeNoEndlessPage) {
+  for (const char* rate : {"1e308", "-1e308", "5e-324", "1e-310", "1e300", "-1e290"}) {
+    write("metrics.jsonl", std::string("{\"step\": 1, \"loss\": 1e308, \"learning_rate\": 0}\n") +
+                               "{\"step\": 2, \"loss\": -1e308, \"learning_rate\": " + rate +
+                               "}\n{\"step\": 3, \"loss\": 1, \"learning_rate\": 1e289}\n");
+    const std::string html = page();
+    expect_well_formed(html);
+    EXPECT_LT(html.size(), 60000U) << rate;
+    for (const char* part : {" inf", " -inf", " nan", "Mnan"})
+      EXPECT_EQ(html.find(part), std::string::npos) << part << " with " << rate;
+  }
+  write("metrics.jsonl", "{\"step\": 9223372036854775807, \"eval_loss\": 1}\n");
+  EXPECT_THROW(page(), DataError);
+}
+
 TEST_F(HtmlPageTest, ALongRunIsNoLargePage) {
   std::string lines;
   for (int i = 1; i <= 50000; ++i)
