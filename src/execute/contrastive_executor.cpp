@@ -95,9 +95,24 @@ LossRun run_loss_of(const Chain& chain, const ExecutorOptions& options, Tensors&
   return run;
 }
 
-void clear_gradients_of_loss(const Chain& chain) {
-  for (at::Tensor& parameter : parameters_of_loss(chain)) parameter.mutable_grad() = at::Tensor();
-}
+// While it lives, the loss's own parameters have no gradient; afterwards they have the one that
+// they had before.
+class GradientsOfLossAside {
+ public:
+  explicit GradientsOfLossAside(const Chain& chain) : parameters_(parameters_of_loss(chain)) {
+    for (at::Tensor& parameter : parameters_)
+      gradients_.push_back(std::exchange(parameter.mutable_grad(), at::Tensor()));
+  }
+  ~GradientsOfLossAside() {
+    for (std::size_t i = 0; i < parameters_.size(); ++i)
+      parameters_[i].mutable_grad() = std::move(gradients_[i]);
+  }
+  GradientsOfLossAside(const GradientsOfLossAside&) = delete;
+  GradientsOfLossAside& operator=(const GradientsOfLossAside&) = delete;
+
+ private:
+  Tensors parameters_, gradients_;
+};
 
 std::int64_t bytes_of(const Tensors& tensors) {
   std::int64_t bytes = 0;
@@ -212,8 +227,9 @@ void ContrastiveExecutor::make_room_for(const Tensors& embeddings) {
 }
 
 double ContrastiveExecutor::run_loss(double scale, bool adds_parameters) {
+  std::optional<GradientsOfLossAside> not_counted;
+  if (!adds_parameters) not_counted.emplace(chain_);
   LossRun run = run_loss_of(chain_, options_, embeddings_, scale);
-  if (!adds_parameters) clear_gradients_of_loss(chain_);
   hand_out_->gradients = std::move(run.gradients);
   return run.loss.item<double>();
 }
@@ -249,22 +265,18 @@ ContrastiveLossCosts measure_contrastive_loss(const Chain& chain, const Executor
   ExecutorOptions plain = options;
   plain.boundary_formats.clear();
   const Tensors like = Executor(checked(chain), plain).forward(micro, chain.size() - 1);
-  clear_gradients_of_loss(chain);
-  ContrastiveLossCosts costs;
+  const GradientsOfLossAside not_counted(chain);
   try {
-    if (micro.inputs.at(0).is_meta()) {
-      costs = measure_by(ShapeMeter::instance(), chain, plain, like, num_samples);
-      costs.ns = 0;
-    } else {
-      costs = measure_by(MemoryMeter::instance(), chain, plain, like, num_samples);
-    }
+    if (!micro.inputs.at(0).is_meta())
+      return measure_by(MemoryMeter::instance(), chain, plain, like, num_samples);
+    ContrastiveLossCosts costs =
+        measure_by(ShapeMeter::instance(), chain, plain, like, num_samples);
+    costs.ns = 0;
+    return costs;
   } catch (const c10::OutOfMemoryError&) {
     release_failed_backward();
-    clear_gradients_of_loss(chain);
     throw;
   }
-  clear_gradients_of_loss(chain);
-  return costs;
 }
 
 }  // namespace headroom

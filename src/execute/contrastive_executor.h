@@ -82,7 +82,7 @@ struct ContrastiveLossCosts {
 };
 
 /// Measures the loss of `num_samples` whose embeddings are shaped as those of `micro`; on the meta
-/// device bytes are counted. Gradients are cleared; random state is left as it was. Throws
+/// device bytes are counted. Gradients and random state are left as they were. Throws
 /// c10::OutOfMemoryError where it does not fit under the meter's cap.
 ContrastiveLossCosts measure_contrastive_loss(const Chain& chain, const ExecutorOptions& options,
                                               const MicroBatch& micro, std::int64_t num_samples);

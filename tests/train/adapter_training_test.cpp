@@ -141,7 +141,7 @@ TEST(AdapterSnapshots, ContinueBitByBitAndHoldTheAdaptersAlone) {
 TEST(AdapterEstimates, AreWhatTrainingTakes) {
   set_log_quiet(true);
   const ScratchFolder folder("adapter_estimate");
-  TrainingArguments arguments = arguments_for(kCases[1], std::int64_t{1} << 40, folder.path());
+  const TrainingArguments arguments = arguments_for(kCases[1], 0, folder.path());
   const Estimate counted = estimate(arguments);
   const TrainResults measured = FrozenRun(arguments).trainer->train();
   EXPECT_NEAR(static_cast<double>(counted.policies.front().peak_bytes),
