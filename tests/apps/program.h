@@ -55,6 +55,8 @@ class Program {
       for (const auto& [name, value] : variables) ::setenv(name.c_str(), value.c_str(), 1);
       ::dup2(out, STDOUT_FILENO);
       ::dup2(err, STDERR_FILENO);
+      // Also where the tests themselves were started with nohup or in the background.
+      for (const int signal : {SIGINT, SIGTERM, SIGHUP}) std::signal(signal, SIG_DFL);
       if (prepare) prepare();
       ::execv(raw[0], raw.data());
       ::_exit(127);
