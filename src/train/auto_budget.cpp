@@ -14,6 +14,16 @@
 namespace headroom {
 namespace {
 
+// A BLAS that gets no addresses for its buffers may try for ever.
+void check_addresses() {
+  constexpr std::int64_t kLeast = std::int64_t{256} << 20;
+  const AvailableMemory available = available_memory();
+  if (!available.is_address_space || available.bytes >= kLeast) return;
+  throw BudgetError(
+      fmt::format("--memory_budget auto: {} leaves {}, but the libraries alone need {}: raise it",
+                  available.source, format_bytes(available.bytes), format_bytes(kLeast)));
+}
+
 // The libraries make their threads and buffers at the first use.
 void make_library_buffers() {
   constexpr std::int64_t kSide = 512;
@@ -25,6 +35,7 @@ void make_library_buffers() {
 
 void settle_budget(TrainingArguments& arguments, std::int64_t num_local_ranks) {
   if (!arguments.memory_budget_auto || arguments.memory_budget_bytes > 0) return;
+  check_addresses();
   make_library_buffers();
   MemoryMeter& meter = MemoryMeter::instance();
   meter.trim();

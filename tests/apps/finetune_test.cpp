@@ -146,6 +146,36 @@ TEST_F(FinetuneTest, AnImageClassifierLearnsFromAFolderWithWorkers) {
   EXPECT_TRUE(std::filesystem::exists(folder_ / "vit/preprocessor_config.json"));
 }
 
+TEST_F(FinetuneTest, ArraysAreTheSameInBothKindsOfFiles) {
+  constexpr std::size_t kSamples = 12, kPixels = 784;
+  std::string images, classes;
+  for (std::size_t i = 0; i < kSamples * kPixels; ++i) images += static_cast<char>(i * i % 251);
+  for (std::size_t i = 0; i < kSamples; ++i) classes += static_cast<char>(i % 3);
+  const auto npy = [](const std::string& shape, const std::string& bytes) {
+    std::string header = "{'descr': '|u1', 'fortran_order': False, 'shape': " + shape + ", }";
+    header.resize(118, ' ');
+    return std::string("\x93NUMPY\x01\x00\x76\x00", 10) + header + bytes;
+  };
+  std::filesystem::create_directories(folder_ / "arrays");
+  write_plain(folder_ / "arrays/inputs.npy", npy("(12, 1, 28, 28)", images));
+  write_plain(folder_ / "arrays/targets.npy", npy("(12,)", classes));
+  const std::size_t end = images.size() + classes.size();
+  const std::string header =
+      nlohmann::json{
+          {"inputs",
+           {{"dtype", "U8"}, {"shape", {12, 1, 28, 28}}, {"data_offsets", {0, images.size()}}}},
+          {"targets", {{"dtype", "U8"}, {"shape", {12}}, {"data_offsets", {images.size(), end}}}}}
+          .dump();
+  std::string length(8, '\0');
+  for (std::size_t i = 0; i < 8; ++i) length[i] = static_cast<char>(header.size() >> (8 * i));
+  write_plain(folder_ / "arrays.safetensors", length + header + images + classes);
+  const auto hash = [&](const std::string& output, const std::string& dataset) {
+    return train(output, {"--model", "mlp", "--model_config", "hidden=8", "--dataset",
+                          folder_ / dataset, "--max_steps", "3"})["weights_sha256"];
+  };
+  EXPECT_EQ(hash("npy", "arrays"), hash("safetensors", "arrays.safetensors"));
+}
+
 TEST_F(FinetuneTest, TasksAndModelsMustFit) {
   const auto refused = [&](const std::vector<std::string>& more, const std::string& part) {
     std::vector<std::string> words = {"train", "--dataset", "synthetic", "--output_dir",
