@@ -98,7 +98,7 @@ const ModelCase kModels[] = {
      "text_num_hidden_layers=2,text_num_attention_heads=2,text_hidden_size=32,text_intermediate_"
      "size=64,image_size=16,"
      "length=12,vocab_size=40,projection_dim=16,vision_dropout=0.1",
-     8}};
+     9}};
 
 TEST(Executor, EveryPolicyGivesBitIdenticalLossGradientsAndBuffers) {
   for (const ModelCase& model : kModels) {
