@@ -258,16 +258,18 @@ class ChainProfiler {
       const auto found = key.empty() ? known.end() : known.find(key);
       const bool is_known = found != known.end();
       StagePair pair = is_known ? found->second : StagePair{};
-      Tensors outputs = !is_known                      ? measure_stage(i, inputs, pair)
-                        : has_memory_ || pair.hands_on ? run_once(i, inputs)
-                                                       : pair.outputs;
+      // Shapes alone are those of the stage of this kind before: in memory they would be others.
+      const bool is_copy = is_known && !has_memory_ && !pair.hands_on;
+      Tensors outputs = is_copy    ? pair.outputs
+                        : is_known ? run_once(i, inputs)
+                                   : measure_stage(i, inputs, pair);
       if (!is_known) {
         if (!has_memory_) pair.outputs = outputs;
         ++profile.num_distinct;
         if (!key.empty()) known[key] = pair;
       }
       if (!fits_) return std::nullopt;
-      makers = add_carried(static_cast<int>(i) + 1, outputs, makers, pair);
+      makers = add_carried(static_cast<int>(i) + 1, outputs, is_copy ? Makers{} : makers, pair);
       pair.grads_unallocated.name = pair.grads_preallocated.name = stage.name();
       places.push_back(std::move(pair.input_gradients));
       profile.grads_unallocated.stages.push_back(std::move(pair.grads_unallocated));
