@@ -85,7 +85,7 @@ class RankPlanner {
     const bool is_optimal =
         request_.budget_bytes > 0 && (request_.policy.empty() || request_.policy == "optimal");
     if (request_.budget_bytes == 0 && request_.policy.empty()) return unmeasured();
-    if (!is_optimal || request_.pager == nullptr) {
+    if (!is_optimal || !may_page()) {
       check_static_floor();
       return is_optimal ? optimal() : by_policy();
     }
@@ -99,6 +99,7 @@ class RankPlanner {
   }
 
   std::optional<PagedPlan> count_paged() {
+    if (!may_page()) return std::nullopt;
     require_measured(std::max<std::int64_t>(paged_micro_batch(), 1));
     PagedRequest asked = paged_request(request_.budget_bytes, {});
     if (request_.budget_bytes == 0) asked.budget_bytes = paged_floor(asked);
@@ -239,7 +240,14 @@ class RankPlanner {
     }
   }
 
-  // A batch whose samples are compared is paged in one piece. 0: free.
+  // A batch whose samples are compared is paged in one piece, and so not where several were asked
+  // for.
+  bool may_page() const {
+    return request_.pager != nullptr && (!chain_.couples_samples() || fixed_micro_batch_ == 0 ||
+                                         fixed_micro_batch_ >= num_samples_);
+  }
+
+  // 0: free.
   std::int64_t paged_micro_batch() const {
     return chain_.couples_samples() ? num_samples_ : fixed_micro_batch_;
   }
@@ -464,7 +472,7 @@ class RankPlanner {
   }
 
   bool add_paged(RunPlan::Alternative& alternative) {
-    if (request_.pager == nullptr) return false;
+    if (!may_page()) return false;
     const std::optional<PagedPlan> found =
         make_paged_plan(paged_request(alternative.budget_bytes, request_.pager->measure_disk()));
     if (!found) return false;

@@ -109,6 +109,20 @@ TEST(ContrastiveTraining, AStepThatRunsOutOfMemoryIsMadeAgain) {
   EXPECT_EQ(lowered.weights_sha256, plain.weights_sha256);
 }
 
+TEST(ContrastiveTraining, PagesABatchInOnePieceOrNotAtAll) {
+  set_log_quiet(true);
+  const ScratchFolder folder("paged");
+  RunCase run{"clip", std::string(kClip) + ",text_dropout=0.1", 4, 2, "adamw", /*spills=*/true};
+  const TrainResults parts = train(run, 0, folder.path());
+  const std::int64_t statics = parts.num_parameters * 4 * 4;  // with gradients and AdamW's state
+  EXPECT_THROW(train(run, statics - 1, folder.path()), BudgetError);
+  run.micro_batch = 4;
+  const TrainResults whole = train(run, 0, folder.path());
+  const TrainResults paged = train(run, statics - 1, folder.path());
+  EXPECT_EQ(paged.weights_sha256, whole.weights_sha256);
+  EXPECT_NE(paged.weights_sha256, parts.weights_sha256);
+}
+
 class ComparedTraining : public ::testing::Test {
  protected:
   ComparedTraining() { set_log_quiet(true); }
