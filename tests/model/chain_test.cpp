@@ -44,10 +44,12 @@ TEST(ChainFromSequential, AddsTheRightAnswersWhenItDoesNotTrain) {
   EXPECT_FALSE(network->is_training() && chain.stage(0).module()->is_training());
   const MicroBatch micro = make_batch(50, 6, 3);
   const std::vector<at::Tensor> outputs = Executor(chain).evaluate(micro);
-  ASSERT_EQ(outputs.size(), 2U);
+  ASSERT_EQ(outputs.size(), 3U);
   network->eval();
-  const at::Tensor right = network->forward(micro.inputs[0]).argmax(1).eq(micro.targets[0]).sum();
-  EXPECT_EQ(outputs[1].item<std::int64_t>(), right.item<std::int64_t>());
+  const at::Tensor classes = network->forward(micro.inputs[0]).argmax(1);
+  EXPECT_EQ(outputs[1].item<std::int64_t>(),
+            classes.eq(micro.targets[0]).sum().item<std::int64_t>());
+  EXPECT_TRUE(torch::equal(outputs[2], classes));
   chain.train(true);
   EXPECT_TRUE(chain.stage(1).module()->is_training());
 }
