@@ -95,7 +95,8 @@ Json paging_json(const PagingPlan& paging) {
   Json units = Json::array();
   for (std::size_t i = 0; i < paging.units.size(); ++i) {
     Json stages = Json::array();
-    for (const int stage : paging.units[i].stages) stages.push(static_cast<std::int64_t>(stage) + 1);
+    for (const int stage : paging.units[i].stages)
+      stages.push(static_cast<std::int64_t>(stage) + 1);
     Json unit = Json::object().set("name", paging.units[i].name).set("stages", stages);
     for (const auto& [kind, name] : kPageNames) {
       unit.set(fmt::format("{}_bytes", name), paging.units[i].bytes_of(kind))
