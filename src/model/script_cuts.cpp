@@ -60,6 +60,7 @@ class CutFinder {
   void run() {
     forbid_before_writes();
     forbid_inside_scopes();
+    forbid_other_sums();
     std::vector<Value*> before;
     for (std::size_t position = 1; position < graph_.nodes.size(); ++position) {
       if (is_forbidden_[position]) continue;
@@ -105,6 +106,20 @@ class CutFinder {
       if (graph_.nodes[i]->kind() == prim::Enter) ++depth;
       if (graph_.nodes[i]->kind() == prim::Exit) --depth;
       if (depth > 0) is_forbidden_[i + 1] = true;
+    }
+  }
+
+  // The gradient of a parameter is summed from its last use to its first. A stage adds the sum of
+  // its own uses, which is the same to the bit only while all earlier stages have one at most.
+  void forbid_other_sums() {
+    const auto inputs = block_->inputs();
+    for (std::size_t i = graph_.flat.num_arguments; i < inputs.size(); ++i) {
+      const StateTensor* state = graph_.flat.state_of(inputs[i]);
+      if (state == nullptr || !state->is_parameter || inputs[i]->uses().size() < 3) continue;
+      std::vector<std::size_t> uses;
+      for (const Use& use : inputs[i]->uses()) uses.push_back(index_.at(top_level_node(use.user)));
+      std::sort(uses.begin(), uses.end());
+      for (std::size_t p = uses[1] + 1; p <= uses.back(); ++p) is_forbidden_[p] = true;
     }
   }
 

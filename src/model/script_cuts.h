@@ -27,8 +27,9 @@ struct CutGraph {
   std::vector<Cut> cuts;                 ///< every legal one, in order
 };
 
-/// Finds the places where the graph may be cut: no later node writes to memory that crosses, and no
-/// `with` block is open. Of neighbours with the same crossing tensors the first is taken.
+/// Finds the places where the graph may be cut: no later node writes to memory that crosses, no
+/// `with` block is open, and the gradient of a parameter that is used thrice or more is summed in
+/// the same order. Of neighbours with the same crossing tensors the first is taken.
 CutGraph find_cuts(FlatGraph flat);
 
 /// A number that crosses, as a tensor, and back.

@@ -100,11 +100,33 @@ void follow_lists(const std::shared_ptr<Graph>& graph, bool lengths_only) {
   }
 }
 
+// A random operation whose value nobody reads draws its numbers all the same, and those after it
+// would be others without it. A node with a side effect reads it until the graph is simple.
+const Symbol kReadsRandom = Symbol::attr("reads_random");
+
+void keep_random_operations(Block* block) {
+  for (Node* node : block->nodes()) {
+    for (Block* inner : node->blocks()) keep_random_operations(inner);
+    if (!node->isNondeterministic() || node->outputs().empty()) continue;
+    Node* reader = block->owningGraph()->create(prim::Print, {node->output(0)}, /*num_outputs=*/0);
+    reader->i_(kReadsRandom, 1);
+    reader->insertAfter(node);
+  }
+}
+
+void drop_readers(Block* block) {
+  for (auto node = block->nodes().begin(); node != block->nodes().end(); ++node) {
+    for (Block* inner : node->blocks()) drop_readers(inner);
+    if (node->kind() == prim::Print && node->hasAttribute(kReadsRandom)) node.destroyCurrent();
+  }
+}
+
 }  // namespace
 
 // Common subexpressions, tensor peepholes, removal of tensor mutation and freezing are left out:
 // they change autograd's graph, or what it keeps.
 void simplify(std::shared_ptr<Graph>& graph) {
+  keep_random_operations(graph->block());
   constexpr int kNumRounds = 3;  // unrolling a loop shows list lengths, which unroll the next one
   for (int round = 0; round < kNumRounds; ++round) {
     ConstantPropagation(graph);  // parameters are inputs, and so are never folded
@@ -118,6 +140,7 @@ void simplify(std::shared_ptr<Graph>& graph) {
   }
   ConstantPropagation(graph);
   EliminateDeadCode(graph);  // keeps writes to inputs of the graph: buffers
+  drop_readers(graph->block());
   graph->lint();
 }
 
