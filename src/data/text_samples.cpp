@@ -76,6 +76,13 @@ void fill_document(const TokenLists& texts, std::int64_t index, std::int64_t* in
   std::copy_n(texts.tokens(index) + 1, num_inputs, targets);
 }
 
+// Every token but the first of a text is guessed.
+std::int64_t sum_of_lengths(const Dataset& data, Indices indices) {
+  std::int64_t sum = 0;
+  for (const std::int64_t index : indices) sum += data.length_of(index);
+  return sum;
+}
+
 class Documents final : public Dataset {
  public:
   Documents(TokenLists texts, std::int64_t padding_token)
@@ -84,9 +91,7 @@ class Documents final : public Dataset {
   std::int64_t size() const override { return texts_.size(); }
   std::int64_t length_of(std::int64_t index) const override { return texts_.length(index) - 1; }
   std::int64_t count_items(Indices indices) const override {
-    std::int64_t count = 0;
-    for (const std::int64_t index : indices) count += length_of(index);
-    return count;
+    return sum_of_lengths(*this, indices);
   }
 
   MicroBatch load(Indices indices) const override {
@@ -148,9 +153,7 @@ class PackedDocuments final : public Dataset {
     return length;
   }
   std::int64_t count_items(Indices indices) const override {
-    std::int64_t count = 0;
-    for (const std::int64_t index : indices) count += length_of(index);
-    return count;
+    return sum_of_lengths(*this, indices);
   }
 
   MicroBatch load(Indices indices) const override {

@@ -1,6 +1,5 @@
 // Random graphs at random cuts, options and budgets: the numbers of the whole model, the memory
-// that was predicted, and nothing left behind. HEADROOM_TEST_SCALE makes the loops so many times
-// longer: 4 is what docs/any_model.md reports.
+// that was predicted, and nothing left behind.
 #include <headroom/core/random.h>
 #include <headroom/execute/executor.h>
 #include <headroom/memory/meter.h>
@@ -9,20 +8,14 @@
 #include "model/script_program.h"
 
 #include "model/script_models.h"
+#include "support/scale.h"
 
 #include <torch/script.h>
 
-#include <algorithm>
-#include <cstdlib>
 #include <random>
 
 namespace headroom {
 namespace {
-
-int scaled(int count) {
-  const char* scale = std::getenv("HEADROOM_TEST_SCALE");
-  return count * (scale == nullptr ? 1 : std::max(1, std::atoi(scale)));
-}
 
 std::vector<at::Tensor> gradients_of(const Chain& chain) {
   std::vector<at::Tensor> gradients;
@@ -79,7 +72,7 @@ class RandomGraphs : public ::testing::Test {
 };
 
 TEST_F(RandomGraphs, AreThemselvesAtRandomCutsAndBudgets) {
-  const int num_graphs = scaled(75);
+  const int num_graphs = testing::scaled(75);
   const testing::ScriptModels models("graphs 1000 " + std::to_string(num_graphs));
   for (int i = 0; i < num_graphs && !HasFailure(); ++i) {
     SCOPED_TRACE("graph " + std::to_string(i));
@@ -113,7 +106,7 @@ TEST(ScriptChainMemory, DoesNotGrowOverUpdates) {
     };
     step();
     const std::int64_t before = MemoryMeter::instance().live_bytes();
-    const int num_updates = scaled(250);
+    const int num_updates = testing::scaled(250);
     for (int i = 0; i < num_updates; ++i) step();
     EXPECT_EQ(MemoryMeter::instance().live_bytes(), before);
   }
