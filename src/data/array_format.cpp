@@ -28,7 +28,7 @@ bool holds_arrays(const std::string& folder) {
   return path_exists(npy_path(folder, "inputs")) || path_exists(npy_path(folder, "inputs_0"));
 }
 
-bool recognises(const std::string& dataset) {
+bool is_arrays(const std::string& dataset) {
   if (is_tensor_file(dataset)) return true;
   if (!is_folder(dataset)) return false;
   const DataParts parts = parts_of(dataset);
@@ -70,7 +70,7 @@ std::shared_ptr<const Dataset> open_part(const std::string& path, const DataRequ
   return make_array_dataset(std::move(inputs), arrays_named("targets", find), request);
 }
 
-OpenedData open(const DataRequest& request) {
+OpenedData open_arrays(const DataRequest& request) {
   OpenedData data;
   const DataParts parts = is_folder(request.dataset) ? parts_of(request.dataset) : DataParts{};
   if (parts.train.empty()) {
@@ -91,8 +91,8 @@ DataFormat array_format() {
           "holds arrays",
           {Kind::kImages, Kind::kTokens, Kind::kPairs, Kind::kTexts},
           false,
-          recognises,
-          open};
+          is_arrays,
+          open_arrays};
 }
 
 }  // namespace headroom

@@ -85,7 +85,7 @@ std::int64_t big_endian(const std::uint8_t* bytes) {
 
 IdxFile read_idx(const std::string& path, int num_dimensions) {
   constexpr std::uint8_t kUnsignedByte = 0x08;
-  constexpr std::int64_t kMostBytes = std::int64_t{1} << 36;
+  constexpr std::int64_t kMostImageBytes = std::int64_t{1} << 36;
   GzReader reader(path);
   IdxFile file;
   file.path = path;
@@ -103,7 +103,7 @@ IdxFile read_idx(const std::string& path, int num_dimensions) {
     reader.read_exactly(size.data(), 4, "the sizes");
     file.shape.push_back(big_endian(size.data()));
     if (file.shape.back() == 0) fail(path, 4 + 4 * i, "a size is 0: the file holds no data");
-    if (file.shape.back() > kMostBytes / num_bytes)
+    if (file.shape.back() > kMostImageBytes / num_bytes)
       fail(path, 4 + 4 * i, "the sizes announce more than 64 GiB");
     num_bytes *= file.shape.back();
   }

@@ -11,11 +11,9 @@ namespace {
 constexpr const char* kFashionMnist = "fashion-mnist";
 constexpr const char* kFashionMnistFolder = "/usr/share/datasets/fashion-mnist";
 
-bool recognises(const std::string& dataset) {
-  return dataset == kFashionMnist || is_folder(dataset);
-}
+bool is_idx(const std::string& dataset) { return dataset == kFashionMnist || is_folder(dataset); }
 
-OpenedData open(const DataRequest& request) {
+OpenedData open_idx(const DataRequest& request) {
   const std::string folder =
       request.dataset == kFashionMnist ? kFashionMnistFolder : request.dataset;
   const ModelInput& input = request.input;
@@ -41,8 +39,8 @@ DataFormat idx_format() {
           "holds images",
           {ModelInput::Kind::kImages},
           false,
-          recognises,
-          open};
+          is_idx,
+          open_idx};
 }
 
 }  // namespace headroom

@@ -37,7 +37,7 @@ bool holds_images(const std::string& folder) {
   return false;
 }
 
-bool recognises(const std::string& dataset) {
+bool is_image_folder(const std::string& dataset) {
   if (!is_folder(dataset)) return false;
   const DataParts parts = parts_of(dataset);
   return holds_images(parts.train.empty() ? dataset : parts.train);
@@ -151,7 +151,7 @@ ImageTexts list_pairs(const std::string& folder) {
   return pairs;
 }
 
-OpenedData open(const DataRequest& request) {
+OpenedData open_image_folder(const DataRequest& request) {
   if (request.input.kind == ModelInput::Kind::kImages) return open_classes(request);
   const DataParts parts = parts_of(request.dataset);
   return open_pairs(request, list_pairs(parts.train.empty() ? request.dataset : parts.train),
@@ -166,8 +166,8 @@ DataFormat image_folder_format() {
           "holds images",
           {Kind::kImages, Kind::kPairs},
           false,
-          recognises,
-          open};
+          is_image_folder,
+          open_image_folder};
 }
 
 }  // namespace headroom

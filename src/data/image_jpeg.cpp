@@ -44,9 +44,9 @@ void on_message(j_common_ptr info, int level) {
   }
 }
 
-class Decoder {
+class JpegDecoder {
  public:
-  Decoder() {
+  JpegDecoder() {
     info_.err = jpeg_std_error(&errors_.base);
     errors_.base.error_exit = on_error;
     errors_.base.emit_message = on_message;
@@ -54,9 +54,9 @@ class Decoder {
     errors_.is_damaged = false;
     jpeg_create_decompress(&info_);
   }
-  ~Decoder() { jpeg_destroy_decompress(&info_); }
-  Decoder(const Decoder&) = delete;
-  Decoder& operator=(const Decoder&) = delete;
+  ~JpegDecoder() { jpeg_destroy_decompress(&info_); }
+  JpegDecoder(const JpegDecoder&) = delete;
+  JpegDecoder& operator=(const JpegDecoder&) = delete;
 
   // Nothing here has a destructor that a jump could pass over. Returns false on an error.
   bool decode(std::string_view bytes, Pixels& image) {
@@ -100,7 +100,7 @@ class Decoder {
 }  // namespace
 
 std::string decode_jpeg(std::string_view bytes, Pixels& image) {
-  Decoder decoder;
+  JpegDecoder decoder;
   return decoder.decode(bytes, image) ? std::string() : std::string(decoder.message());
 }
 

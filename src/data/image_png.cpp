@@ -11,15 +11,15 @@
 namespace headroom {
 namespace {
 
-class Decoder {
+class PngDecoder {
  public:
-  explicit Decoder(std::string_view bytes) : bytes_(bytes) {
+  explicit PngDecoder(std::string_view bytes) : bytes_(bytes) {
     png_ = png_create_read_struct(PNG_LIBPNG_VER_STRING, this, on_error, on_warning);
     if (png_ != nullptr) info_ = png_create_info_struct(png_);
   }
-  ~Decoder() { png_destroy_read_struct(&png_, &info_, nullptr); }
-  Decoder(const Decoder&) = delete;
-  Decoder& operator=(const Decoder&) = delete;
+  ~PngDecoder() { png_destroy_read_struct(&png_, &info_, nullptr); }
+  PngDecoder(const PngDecoder&) = delete;
+  PngDecoder& operator=(const PngDecoder&) = delete;
 
   // Nothing here has a destructor that a jump could pass over. Returns false on an error.
   bool decode(Pixels& image, std::vector<png_bytep>& rows) {
@@ -58,13 +58,13 @@ class Decoder {
     return false;
   }
   [[noreturn]] static void on_error(png_structp png, png_const_charp message) {
-    auto* self = static_cast<Decoder*>(png_get_error_ptr(png));
+    auto* self = static_cast<PngDecoder*>(png_get_error_ptr(png));
     self->fail(message);
     std::longjmp(self->escape_, 1);
   }
   static void on_warning(png_structp /*png*/, png_const_charp /*message*/) {}
   static void on_read(png_structp png, png_bytep to, png_size_t count) {
-    auto* self = static_cast<Decoder*>(png_get_io_ptr(png));
+    auto* self = static_cast<PngDecoder*>(png_get_io_ptr(png));
     if (count > self->bytes_.size()) png_error(png, "it ends before its image does");
     std::memcpy(to, self->bytes_.data(), count);
     self->bytes_.remove_prefix(count);
@@ -81,7 +81,7 @@ class Decoder {
 
 std::string decode_png(std::string_view bytes, Pixels& image) {
   std::vector<png_bytep> rows;
-  Decoder decoder(bytes);
+  PngDecoder decoder(bytes);
   return decoder.decode(image, rows) ? std::string() : std::string(decoder.message());
 }
 

@@ -16,7 +16,7 @@
 namespace headroom {
 namespace {
 
-constexpr std::int64_t kMostBytes = std::int64_t{16} << 30;
+constexpr std::int64_t kMostTableBytes = std::int64_t{16} << 30;
 
 [[noreturn]] void fail(const std::string& path, std::int64_t row, const std::string& what) {
   throw DataError(fmt::format("{}: row {}: {}", shown_path(path), row, what));
@@ -174,7 +174,7 @@ std::string Table::place(std::int64_t index) const {
 
 Table read_table(const std::string& path, const std::vector<std::string>& columns,
                  const std::vector<std::string>& flags) {
-  const std::string bytes = InputFile(path).read_all(kMostBytes);
+  const std::string bytes = InputFile(path).read_all(kMostTableBytes);
   std::string_view text = bytes;
   constexpr std::string_view kByteOrderMark = "\xef\xbb\xbf";
   if (starts_with(text, kByteOrderMark)) text.remove_prefix(kByteOrderMark.size());

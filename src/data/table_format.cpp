@@ -169,7 +169,7 @@ ImageTexts read_pairs(const std::string& path, const DataRequest& request) {
   return pairs;
 }
 
-OpenedData open(const DataRequest& request) {
+OpenedData open_table(const DataRequest& request) {
   switch (request.input.kind) {
     case ModelInput::Kind::kTexts:
       return open_labelled(request);
@@ -196,7 +196,7 @@ DataFormat table_format() {
           {Kind::kTexts, Kind::kTokens, Kind::kPairs},
           true,
           [](const std::string& dataset) { return !files_of(dataset).train.empty(); },
-          open};
+          open_table};
 }
 
 }  // namespace headroom

@@ -17,7 +17,7 @@ namespace {
 namespace fs = std::filesystem;
 
 // Llama 3's tokenizer.json has 9 MB.
-constexpr std::int64_t kMostBytes = std::int64_t{256} << 20;
+constexpr std::int64_t kMostTokenizerBytes = std::int64_t{256} << 20;
 
 bool is_file(const fs::path& path) { return is_regular_file(path.string()); }
 
@@ -169,7 +169,7 @@ std::unique_ptr<Tokenizer> open_tokenizer(const std::string& path) {
 bool has_tokenizer(const std::string& folder) { return opener(folder) != nullptr; }
 
 std::string read_tokenizer_file(const std::string& path) {
-  return InputFile(path).read_all(kMostBytes);
+  return InputFile(path).read_all(kMostTokenizerBytes);
 }
 
 void write_tokenizer_file(const std::string& folder, const std::string& name,

@@ -31,7 +31,7 @@ void multiply(const std::vector<at::Tensor>& gradients, double factor) {
 /// Differs when the parameter was changed. LibTorch's own optimizers write through .data(), past
 /// the version counter: so a few of its elements count too (on the CPU, where reading them is
 /// free).
-std::uint64_t fingerprint(const at::Tensor& parameter) {
+std::uint64_t parameter_fingerprint(const at::Tensor& parameter) {
   constexpr std::uint64_t kPrime = 1099511628211;  // as in FNV-1a
   std::uint64_t hash = parameter._version();
   if (!parameter.is_cpu() || !parameter.is_non_overlapping_and_dense()) return hash;
@@ -123,7 +123,8 @@ void GradientAccumulator::open_window() {
   parameters_ = unique_parameters(optimizer_);
   drop_gradients();
   fingerprints_.clear();
-  for (const at::Tensor& parameter : parameters_) fingerprints_.push_back(fingerprint(parameter));
+  for (const at::Tensor& parameter : parameters_)
+    fingerprints_.push_back(parameter_fingerprint(parameter));
   sums_.assign(parameters_.size(), at::Tensor());
 }
 
@@ -155,7 +156,7 @@ void GradientAccumulator::add(const at::Tensor& loss, std::int64_t items) {
 
 void GradientAccumulator::check_parameters_unchanged() const {
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
-    if (fingerprint(parameters_[i]) != fingerprints_[i]) {
+    if (parameter_fingerprint(parameters_[i]) != fingerprints_[i]) {
       throw Error(ExitCode::kInternal,
                   fmt::format("{} was changed inside a window of gradient accumulation; only the "
                               "accumulator may step the optimizer, and one that "

@@ -1,5 +1,6 @@
 #include "execute/boundary_store.h"
 
+#include "core/tensor_storage.h"
 #include "execute/boundary_format.h"
 #include "ops/convert.h"
 
@@ -15,11 +16,6 @@ namespace {
 
 namespace autograd = torch::autograd;
 using Clock = std::chrono::steady_clock;
-
-const void* storage_of(const at::Tensor& tensor) {
-  return tensor.defined() && tensor.has_storage() ? tensor.storage().unsafeGetStorageImpl()
-                                                  : nullptr;
-}
 
 // The elements of a storage from the first to the last that some tensor reads.
 struct Span {

@@ -6,6 +6,7 @@
 #include "memory/device_clock.h"
 #include "memory/shape_meter.h"
 
+#include "core/tensor_storage.h"
 #include "execute/stage_run.h"
 
 #include <fmt/format.h>
@@ -113,14 +114,6 @@ class GradientsOfLossAside {
  private:
   Tensors parameters_, gradients_;
 };
-
-std::int64_t bytes_of(const Tensors& tensors) {
-  std::int64_t bytes = 0;
-  for (const at::Tensor& tensor : tensors) {
-    if (tensor.defined()) bytes += static_cast<std::int64_t>(tensor.nbytes());
-  }
-  return bytes;
-}
 
 at::Tensor room_like(const at::Tensor& embedding, std::int64_t num_samples) {
   std::vector<std::int64_t> sizes = embedding.sizes().vec();

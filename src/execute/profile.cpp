@@ -5,6 +5,7 @@
 #include "memory/device_clock.h"
 #include "memory/shape_meter.h"
 
+#include "core/tensor_storage.h"
 #include "execute/stage_run.h"
 
 #include <fmt/format.h>
@@ -21,8 +22,6 @@
 namespace headroom {
 namespace {
 
-using Clock = DeviceClock;
-
 struct Measured {
   std::int64_t before_bytes = 0;
   std::int64_t peak_bytes = 0;
@@ -35,9 +34,10 @@ Measured measure_by(Meter& meter, Work work) {
   Measured measured;
   measured.before_bytes = meter.live_bytes();
   meter.reset_peak();
-  const auto start = Clock::now();
+  const auto start = DeviceClock::now();
   work();
-  measured.ns = std::chrono::duration_cast<std::chrono::nanoseconds>(Clock::now() - start).count();
+  measured.ns =
+      std::chrono::duration_cast<std::chrono::nanoseconds>(DeviceClock::now() - start).count();
   measured.peak_bytes = meter.peak_bytes();
   measured.after_bytes = meter.live_bytes();
   return measured;
@@ -74,11 +74,6 @@ void set_unit_times(StageCosts& costs, std::int64_t num_samples) {
   }
 }
 
-const void* storage_of(const at::Tensor& tensor) {
-  return tensor.defined() && tensor.has_storage() ? tensor.storage().unsafeGetStorageImpl()
-                                                  : nullptr;
-}
-
 std::set<const void*> storages_of(const Tensors& tensors) {
   std::set<const void*> storages;
   for (const at::Tensor& tensor : tensors) storages.insert(storage_of(tensor));
@@ -105,14 +100,6 @@ using Makers = std::map<const void*, int>;
 // kept in half precision.
 at::ScalarType gradient_type(const at::Tensor& boundary, std::optional<at::ScalarType> half) {
   return boundary.scalar_type() == half ? at::kFloat : boundary.scalar_type();
-}
-
-std::int64_t bytes_of(const Tensors& tensors) {
-  std::int64_t bytes = 0;
-  for (const at::Tensor& tensor : tensors) {
-    if (tensor.defined()) bytes += static_cast<std::int64_t>(tensor.nbytes());
-  }
-  return bytes;
 }
 
 // Shapes and types alone, which take no memory of either meter.
@@ -238,7 +225,7 @@ class ChainProfiler {
 
   /// Nothing when a stage does not fit in any way.
   std::optional<ChainProfile> run() {
-    const auto start = Clock::now();
+    const auto start = DeviceClock::now();
     const OwnerScope owner(Owner::kActivations);
     ChainProfile profile;
     profile.num_samples = micro_.num_samples;
@@ -279,7 +266,7 @@ class ChainProfiler {
     add_gradients(places, profile);
     profile.is_complete = is_complete_;
     profile.is_timed = has_memory_;
-    profile.seconds = std::chrono::duration<double>(Clock::now() - start).count();
+    profile.seconds = std::chrono::duration<double>(DeviceClock::now() - start).count();
     return profile;
   }
 

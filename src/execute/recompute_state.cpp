@@ -29,7 +29,7 @@ std::vector<at::Tensor> kept_buffers(const torch::nn::Module& module) {
   return buffers;
 }
 
-std::string bytes_of(const at::Tensor& buffer) {
+std::string contents_of(const at::Tensor& buffer) {
   const at::Tensor plain = buffer.contiguous().cpu();
   return {static_cast<const char*>(plain.data_ptr()), plain.nbytes()};
 }
@@ -177,7 +177,7 @@ StageState StageState::record(const Stage& stage) {
   if (const auto module = stage.module()) {
     if (stage.depends_on_buffers()) {
       for (const at::Tensor& buffer : kept_buffers(*module))
-        state.buffers_.push_back(bytes_of(buffer));
+        state.buffers_.push_back(contents_of(buffer));
     }
     for (const at::Tensor& parameter : module->parameters()) {
       state.parameter_versions_.push_back(static_cast<std::uint32_t>(parameter._version()));
@@ -206,7 +206,7 @@ RecomputeScope::RecomputeScope(const Stage& stage, const StageState& state)
   const auto module = stage.module();
   if (!module) return;
   for (const at::Tensor& buffer : kept_buffers(*module))
-    buffers_.emplace_back(buffer, bytes_of(buffer));
+    buffers_.emplace_back(buffer, contents_of(buffer));
   for (std::size_t i = 0; i < state.buffers().size(); ++i)
     set_bytes(buffers_[i].first, state.buffers()[i]);
 }

@@ -13,8 +13,6 @@
 namespace headroom {
 namespace {
 
-using Clock = DeviceClock;
-
 void clear_gradients(const Chain& chain) {
   for (at::Tensor& parameter : chain.parameters()) parameter.mutable_grad() = at::Tensor();
 }
@@ -38,11 +36,11 @@ std::optional<std::int64_t> time_operations(const Chain& chain, const MicroBatch
   try {
     while (runs_ns.size() < kMostRuns && spent_ns < kEnoughNs) {
       if (gradients_appear) clear_gradients(chain);
-      const auto start = Clock::now();
+      const auto start = DeviceClock::now();
       executor.accumulate(micro, operations,
                           1.0 / static_cast<double>(std::max<std::int64_t>(micro.num_items, 1)));
       runs_ns.push_back(
-          std::chrono::duration_cast<std::chrono::nanoseconds>(Clock::now() - start).count());
+          std::chrono::duration_cast<std::chrono::nanoseconds>(DeviceClock::now() - start).count());
       spent_ns += runs_ns.back();
     }
   } catch (const c10::OutOfMemoryError&) {

@@ -22,7 +22,7 @@ namespace headroom {
 namespace {
 
 // Extents begin and end on pages of the file system, so that they can be mapped.
-constexpr std::int64_t kPageBytes = 4096;
+constexpr std::int64_t kAlignment = 4096;
 // So much is on its way between memory and disk; twice that is in the page cache meanwhile.
 constexpr std::int64_t kChunkBytes = std::int64_t{4} << 20;
 // Pieces below this may stay in the page cache: to wait for the disk would cost more than they are.
@@ -30,7 +30,7 @@ constexpr std::int64_t kSmallBytes = std::int64_t{64} << 10;
 constexpr std::size_t kMostRecords = 8192;
 
 std::int64_t whole_pages(std::int64_t num_bytes) {
-  return divide_up(std::max<std::int64_t>(num_bytes, 1), kPageBytes) * kPageBytes;
+  return divide_up(std::max<std::int64_t>(num_bytes, 1), kAlignment) * kAlignment;
 }
 
 std::string folder_or_default(const std::string& folder) {

@@ -13,7 +13,7 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-constexpr std::int64_t kMostBytes = 1 << 20;
+constexpr std::int64_t kMostConfigBytes = 1 << 20;
 
 // Values that this program has no other of; a key that is missing or null has this one.
 const Json& fixed_values() {
@@ -53,7 +53,7 @@ std::vector<std::string> words_of(const Json& json, const std::string& path, con
 
 AdapterConfig read_adapter_config(const std::string& folder) {
   const std::string path = (std::filesystem::path(folder) / kAdapterConfigFile).string();
-  const Json json = Json::parse(InputFile(path).read_all(kMostBytes), nullptr,
+  const Json json = Json::parse(InputFile(path).read_all(kMostConfigBytes), nullptr,
                                 /*allow_exceptions=*/false);
   if (!json.is_object()) throw DataError(fmt::format("'{}' is not a JSON object", path));
   for (const auto& [key, value] : fixed_values().items()) {

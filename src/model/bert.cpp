@@ -22,7 +22,7 @@ namespace {
 
 constexpr double kNormEps = 1e-12;
 
-const Presets<BertConfig>& presets() {
+const Presets<BertConfig>& bert_presets() {
   static const Presets<BertConfig> all = [] {
     const auto sized = [](std::int64_t width, std::int64_t layers, std::int64_t heads) {
       BertConfig config;
@@ -156,7 +156,7 @@ ConfigSetters setters_of(BertConfig& config) {
   return setters;
 }
 
-ZooModel with_input(const BertConfig& config) {
+ZooModel bert_with_input(const BertConfig& config) {
   ModelInput input;
   input.length = config.length;
   input.vocabulary = config.vocab_size;
@@ -173,10 +173,10 @@ ZooModel with_input(const BertConfig& config) {
 }
 
 ZooModel make_zoo_bert(const std::string& name, const std::string& text) {
-  return with_input(bert_config(name, text));
+  return bert_with_input(bert_config(name, text));
 }
 
-ZooModel read_zoo_bert(ConfigFile& file) { return read_published(file, with_input); }
+ZooModel read_zoo_bert(ConfigFile& file) { return read_published(file, bert_with_input); }
 
 }  // namespace
 
@@ -190,10 +190,10 @@ ModelFamily bert_family() {
           read_zoo_bert};
 }
 
-std::vector<std::string> bert_names() { return names_of(presets()); }
+std::vector<std::string> bert_names() { return names_of(bert_presets()); }
 
 BertConfig bert_config(const std::string& name, const std::string& text) {
-  BertConfig config = find_preset(presets(), name);
+  BertConfig config = find_preset(bert_presets(), name);
   read_config("a BERT", text, setters_of(config));
   if (config.length == 0) config.length = config.max_position_embeddings;
   if (config.mask_token < 0) config.mask_token = config.vocab_size - 1;

@@ -28,7 +28,7 @@ EncoderConfig encoder(std::int64_t width, std::int64_t layers, std::int64_t head
   return config;
 }
 
-const Presets<ClipConfig>& presets() {
+const Presets<ClipConfig>& clip_presets() {
   static const Presets<ClipConfig> all = [] {
     ClipConfig small, published;
     small.vision = small.text = encoder(128, 4, 4);
@@ -207,7 +207,7 @@ ConfigSetters setters_of(ClipConfig& config) {
   return setters;
 }
 
-ZooModel with_input(const ClipConfig& config) {
+ZooModel clip_with_input(const ClipConfig& config) {
   ModelInput input;
   input.kind = ModelInput::Kind::kPairs;
   input.channels = config.channels;
@@ -223,10 +223,10 @@ ZooModel with_input(const ClipConfig& config) {
 }
 
 ZooModel make_zoo_clip(const std::string& name, const std::string& text) {
-  return with_input(clip_config(name, text));
+  return clip_with_input(clip_config(name, text));
 }
 
-ZooModel read_zoo_clip(ConfigFile& file) { return read_published(file, with_input); }
+ZooModel read_zoo_clip(ConfigFile& file) { return read_published(file, clip_with_input); }
 
 }  // namespace
 
@@ -240,10 +240,10 @@ ModelFamily clip_family() {
           read_zoo_clip};
 }
 
-std::vector<std::string> clip_names() { return names_of(presets()); }
+std::vector<std::string> clip_names() { return names_of(clip_presets()); }
 
 ClipConfig clip_config(const std::string& name, const std::string& text) {
-  ClipConfig config = find_preset(presets(), name);
+  ClipConfig config = find_preset(clip_presets(), name);
   read_config("a CLIP", text, setters_of(config));
   num_parameters(config);  // checks the sizes
   return config;

@@ -9,7 +9,7 @@
 namespace headroom {
 namespace {
 
-const Presets<GptConfig>& presets() {
+const Presets<GptConfig>& gpt_presets() {
   static const Presets<GptConfig> all = [] {
     const auto gpt2 = [](std::int64_t n_layer, std::int64_t n_head, std::int64_t n_embd) {
       GptConfig config;
@@ -46,7 +46,7 @@ ConfigSetters setters_of(GptConfig& config) {
   };
 }
 
-ZooModel with_input(const GptConfig& config) {
+ZooModel gpt_with_input(const GptConfig& config) {
   ModelInput input;
   input.kind = config.num_labels > 0 ? ModelInput::Kind::kTexts : ModelInput::Kind::kTokens;
   if (config.num_labels > 0) input.num_classes = config.num_labels;
@@ -56,10 +56,10 @@ ZooModel with_input(const GptConfig& config) {
 }
 
 ZooModel make_zoo_gpt(const std::string& name, const std::string& text) {
-  return with_input(gpt_config(name, text));
+  return gpt_with_input(gpt_config(name, text));
 }
 
-ZooModel read_zoo_gpt(ConfigFile& file) { return read_published(file, with_input); }
+ZooModel read_zoo_gpt(ConfigFile& file) { return read_published(file, gpt_with_input); }
 
 }  // namespace
 
@@ -73,10 +73,10 @@ ModelFamily gpt_family() {
           read_zoo_gpt};
 }
 
-std::vector<std::string> gpt_names() { return names_of(presets()); }
+std::vector<std::string> gpt_names() { return names_of(gpt_presets()); }
 
 GptConfig gpt_config(const std::string& name, const std::string& text) {
-  GptConfig config = find_preset(presets(), name);
+  GptConfig config = find_preset(gpt_presets(), name);
   read_config("a GPT", text, setters_of(config));
   num_parameters(config);  // checks the sizes
   return config;

@@ -10,7 +10,7 @@
 namespace headroom {
 namespace {
 
-const Presets<LlamaConfig>& presets() {
+const Presets<LlamaConfig>& llama_presets() {
   static const Presets<LlamaConfig> all = [] {
     LlamaConfig llama32;
     llama32.hidden_size = 2048;
@@ -130,7 +130,7 @@ void check(const LlamaConfig& config) {
   }
 }
 
-ZooModel with_input(const LlamaConfig& config) {
+ZooModel llama_with_input(const LlamaConfig& config) {
   ModelInput input;
   input.kind = config.num_labels > 0 ? ModelInput::Kind::kTexts : ModelInput::Kind::kTokens;
   if (config.num_labels > 0) input.num_classes = config.num_labels;
@@ -140,10 +140,10 @@ ZooModel with_input(const LlamaConfig& config) {
 }
 
 ZooModel make_zoo_llama(const std::string& name, const std::string& text) {
-  return with_input(llama_config(name, text));
+  return llama_with_input(llama_config(name, text));
 }
 
-ZooModel read_zoo_llama(ConfigFile& file) { return read_published(file, with_input); }
+ZooModel read_zoo_llama(ConfigFile& file) { return read_published(file, llama_with_input); }
 
 }  // namespace
 
@@ -157,10 +157,10 @@ ModelFamily llama_family() {
           read_zoo_llama};
 }
 
-std::vector<std::string> llama_names() { return names_of(presets()); }
+std::vector<std::string> llama_names() { return names_of(llama_presets()); }
 
 LlamaConfig llama_config(const std::string& name, const std::string& text) {
-  LlamaConfig config = find_preset(presets(), name);
+  LlamaConfig config = find_preset(llama_presets(), name);
   read_config("a Llama", text, setters_of(config));
   check(config);
   return config;

@@ -22,12 +22,12 @@ namespace fs = std::filesystem;
 constexpr const char* kModelFile = "model.pt";
 
 std::string file_sha256(const std::string& path) {
-  constexpr std::int64_t kMostBytes = std::int64_t{1} << 20;
+  constexpr std::int64_t kPartBytes = std::int64_t{1} << 20;
   const InputFile file(path);
   std::string part;
   Sha256 hash;
-  for (std::int64_t offset = 0; offset < file.size(); offset += kMostBytes) {
-    part.resize(static_cast<std::size_t>(std::min(kMostBytes, file.size() - offset)));
+  for (std::int64_t offset = 0; offset < file.size(); offset += kPartBytes) {
+    part.resize(static_cast<std::size_t>(std::min(kPartBytes, file.size() - offset)));
     file.read_at(offset, part.data(), static_cast<std::int64_t>(part.size()));
     hash.update(part.data(), part.size());
   }

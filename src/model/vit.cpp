@@ -17,7 +17,7 @@
 namespace headroom {
 namespace {
 
-const Presets<VitConfig>& presets() {
+const Presets<VitConfig>& vit_presets() {
   static const Presets<VitConfig> all = [] {
     const auto published = [](std::int64_t width, std::int64_t layers, std::int64_t heads) {
       VitConfig config;
@@ -120,7 +120,7 @@ ConfigSetters setters_of(VitConfig& config) {
   return setters;
 }
 
-ZooModel with_input(const VitConfig& config) {
+ZooModel vit_with_input(const VitConfig& config) {
   ModelInput input = image_input({config.channels, config.rows, config.columns, config.classes});
   if (config.channels == 3) {  // as the published ones
     input.pixel_mean.assign(3, 0.5);
@@ -130,10 +130,10 @@ ZooModel with_input(const VitConfig& config) {
 }
 
 ZooModel make_zoo_vit(const std::string& name, const std::string& text) {
-  return with_input(vit_config(name, text));
+  return vit_with_input(vit_config(name, text));
 }
 
-ZooModel read_zoo_vit(ConfigFile& file) { return read_published(file, with_input); }
+ZooModel read_zoo_vit(ConfigFile& file) { return read_published(file, vit_with_input); }
 
 }  // namespace
 
@@ -143,10 +143,10 @@ ModelFamily vit_family() {
           make_zoo_vit,          {"vit"},     read_zoo_vit};
 }
 
-std::vector<std::string> vit_names() { return names_of(presets()); }
+std::vector<std::string> vit_names() { return names_of(vit_presets()); }
 
 VitConfig vit_config(const std::string& name, const std::string& text) {
-  VitConfig config = find_preset(presets(), name);
+  VitConfig config = find_preset(vit_presets(), name);
   read_config("a ViT", text, setters_of(config));
   num_parameters(config);  // checks the sizes
   return config;

@@ -11,7 +11,6 @@
 namespace headroom {
 namespace {
 
-constexpr std::int64_t kMost = std::numeric_limits<std::int64_t>::max();
 // Micro-batches between the first and the last are alike: one of them is walked for all.
 constexpr std::int64_t kMostWalked = 3;
 // A plan is walked for each group of pages that may stay resident.
@@ -253,7 +252,7 @@ std::optional<PagedPlan> make_paged_plan(const PagedRequest& request) {
 }
 
 std::int64_t paged_floor(const PagedRequest& request) {
-  std::int64_t least = kMost;
+  std::int64_t least = std::numeric_limits<std::int64_t>::max();
   each_size(request, [&](PagedSize& size) { least = std::min(least, size.floor()); });
   return least;
 }

@@ -26,8 +26,6 @@ namespace headroom {
 namespace {
 
 namespace fs = std::filesystem;
-using Clock = DeviceClock;
-
 // The format of `headroom plan --chain`, so that a measured chain can be planned again by hand.
 Json chain_json(const ChainCosts& chain) {
   Json stages = Json::array();
@@ -107,10 +105,10 @@ bool ProfileBook::measure(std::int64_t num_samples) {
   if (!may_fit(num_samples)) return false;
   std::optional<ChainProfile> profile;
   try {
-    const auto start = Clock::now();
+    const auto start = DeviceClock::now();
     const MicroBatch micro = load_(num_samples);
     load_ns_[num_samples] =
-        std::chrono::duration_cast<std::chrono::nanoseconds>(Clock::now() - start).count();
+        std::chrono::duration_cast<std::chrono::nanoseconds>(DeviceClock::now() - start).count();
     StagewiseScope weights(pager_, chain_.size());
     profile = profile_chain(chain_, micro, half_, compute_, throw_if_stopped,
                             [&](std::size_t stage) { weights.before(stage); });
