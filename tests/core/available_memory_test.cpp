@@ -12,12 +12,12 @@ namespace {
 namespace fs = std::filesystem;
 
 // A folder that looks like / to available_memory().
-class AvailableMemoryOf : public testing::Test {
+class AvailableMemoryOf : public ::testing::Test {
  protected:
   AvailableMemoryOf()
       : root_(fs::temp_directory_path() /
               ("headroom_memory_" +
-               std::string(testing::UnitTest::GetInstance()->current_test_info()->name()))) {
+               std::string(::testing::UnitTest::GetInstance()->current_test_info()->name()))) {
     fs::remove_all(root_);
     write("/proc/meminfo", "MemTotal:  8000000 kB\nMemAvailable:    4000000 kB\n");
   }

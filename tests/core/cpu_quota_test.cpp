@@ -12,12 +12,12 @@ namespace {
 namespace fs = std::filesystem;
 
 // A folder that looks like / to cpu_quota().
-class CpuQuotaOf : public testing::Test {
+class CpuQuotaOf : public ::testing::Test {
  protected:
   CpuQuotaOf()
       : root_(fs::temp_directory_path() /
               ("headroom_quota_" +
-               std::string(testing::UnitTest::GetInstance()->current_test_info()->name()))) {
+               std::string(::testing::UnitTest::GetInstance()->current_test_info()->name()))) {
     fs::remove_all(root_);
   }
   ~CpuQuotaOf() override { fs::remove_all(root_); }

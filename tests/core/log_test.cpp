@@ -12,9 +12,9 @@ namespace {
 
 template <typename Action>
 std::vector<std::string> lines_of(Action action) {
-  testing::internal::CaptureStderr();
+  ::testing::internal::CaptureStderr();
   action();
-  std::istringstream text(testing::internal::GetCapturedStderr());
+  std::istringstream text(::testing::internal::GetCapturedStderr());
   std::vector<std::string> lines;
   for (std::string line; std::getline(text, line);) lines.push_back(line);
   return lines;

@@ -16,7 +16,7 @@
 namespace headroom {
 namespace {
 
-class Threads : public testing::Test {
+class Threads : public ::testing::Test {
  protected:
   Threads() {
     if (const char* text = std::getenv("OMP_NUM_THREADS")) environment_ = text;

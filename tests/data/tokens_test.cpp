@@ -15,7 +15,7 @@
 namespace headroom {
 namespace {
 
-class TokensTest : public testing::Test {
+class TokensTest : public ::testing::Test {
  protected:
   void SetUp() override {
     folder_ =

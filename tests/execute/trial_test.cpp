@@ -11,7 +11,7 @@
 namespace headroom {
 namespace {
 
-struct TrialTest : testing::Test {
+struct TrialTest : ::testing::Test {
   ZooModel model = make_model("nin", "width=4,rows=14,columns=14");
   MicroBatch micro = make_synthetic_images(8, model.input.channels, model.input.rows,
                                            model.input.columns, model.input.num_classes, 3)

@@ -15,19 +15,20 @@ namespace {
 using reference::difference;
 using torch::Tensor;
 
-struct Shape {
+struct AttentionShape {
   std::int64_t B, T, H, D;
 };
-const std::vector<Shape> kShapes{{1, 1, 1, 1},   {2, 1, 3, 5},    {1, 7, 1, 33},   {2, 48, 2, 16},
-                                 {2, 49, 2, 64}, {1, 257, 1, 20}, {1, 300, 2, 48}, {3, 129, 2, 8}};
+const std::vector<AttentionShape> kAttentionShapes{{1, 1, 1, 1},    {2, 1, 3, 5},   {1, 7, 1, 33},
+                                                   {2, 48, 2, 16},  {2, 49, 2, 64}, {1, 257, 1, 20},
+                                                   {1, 300, 2, 48}, {3, 129, 2, 8}};
 
-Tensor random_qkv(const Shape& s, double scale = 1.0) {
+Tensor random_qkv(const AttentionShape& s, double scale = 1.0) {
   torch::manual_seed(s.T * 31 + s.D);
   return torch::randn({s.B, s.T, 3 * s.H * s.D}) * scale;
 }
 
 // Visible keys at random; sample 0 sees none of the first keys, and the last sample none at all.
-Tensor random_mask(const Shape& s) {
+Tensor random_mask(const AttentionShape& s) {
   Tensor mask = torch::rand({s.B, s.T}) < 0.6;
   mask[0].slice(0, 0, s.T / 2).fill_(false);
   mask[s.B - 1].fill_(false);
@@ -35,9 +36,9 @@ Tensor random_mask(const Shape& s) {
 }
 
 TEST(Attention, EqualsItsTwin) {
-  for (const Shape& s : kShapes) {
+  for (const AttentionShape& s : kAttentionShapes) {
     for (const bool causal : {false, true}) {
-      SCOPED_TRACE(testing::Message()
+      SCOPED_TRACE(::testing::Message()
                    << "T " << s.T << " H " << s.H << " D " << s.D << " causal " << causal);
       AttentionOptions options;
       options.causal = causal;
@@ -50,9 +51,9 @@ TEST(Attention, EqualsItsTwin) {
 }
 
 TEST(Attention, EqualsItsTwinWithAMask) {
-  for (const Shape& s : kShapes) {
+  for (const AttentionShape& s : kAttentionShapes) {
     for (const bool causal : {false, true}) {
-      SCOPED_TRACE(testing::Message()
+      SCOPED_TRACE(::testing::Message()
                    << "T " << s.T << " H " << s.H << " D " << s.D << " causal " << causal);
       AttentionOptions options;
       options.causal = causal;
@@ -70,7 +71,7 @@ TEST(Attention, EqualsItsTwinWithAMask) {
 
 TEST(Attention, TakesDouble) {
   for (const bool masked : {false, true}) {
-    const Shape s{2, 9, 2, 5};
+    const AttentionShape s{2, 9, 2, 5};
     AttentionOptions options;
     options.causal = true;
     const Tensor qkv = random_qkv(s).to(torch::kDouble);
@@ -85,7 +86,7 @@ TEST(Attention, TakesDouble) {
 }
 
 TEST(Attention, GradientIsThatOfFiniteDifferences) {
-  const Shape s{1, 5, 2, 3};
+  const AttentionShape s{1, 5, 2, 3};
   AttentionOptions options;
   options.causal = true;
   const Tensor qkv = random_qkv(s);
@@ -104,14 +105,14 @@ TEST(Attention, GradientIsThatOfFiniteDifferences) {
 }
 
 TEST(Attention, LetsNanThrough) {
-  const Shape s{1, 20, 1, 16};
+  const AttentionShape s{1, 20, 1, 16};
   Tensor qkv = random_qkv(s);
   qkv[0][3][0] = std::nan("");
   EXPECT_TRUE(attention(qkv, 1).isnan().any().item<bool>());
 }
 
 TEST(Attention, LengthsAreAMask) {
-  const Shape s{3, 300, 2, 16};
+  const AttentionShape s{3, 300, 2, 16};
   AttentionOptions by_length, by_mask;
   by_length.key_lengths = torch::tensor({0, 7, 300});
   by_mask.key_mask = torch::arange(300).unsqueeze(0) < by_length.key_lengths.unsqueeze(1);
@@ -122,7 +123,7 @@ TEST(Attention, LengthsAreAMask) {
 }
 
 TEST(Attention, DoesNotDependOnThreads) {
-  const Shape s{2, 130, 3, 24};
+  const AttentionShape s{2, 130, 3, 24};
   AttentionOptions options;
   options.causal = true;
   options.dropout_p = 0.1;

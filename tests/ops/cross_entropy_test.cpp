@@ -21,7 +21,7 @@ TEST(LinearCrossEntropy, EqualsItsTwin) {
        std::vector<Case>{{1, 1, 1}, {1, 3, 2}, {7, 5, 33}, {530, 16, 50}, {40, 8, 16500}}) {
     for (const Reduction reduction : {Reduction::kMean, Reduction::kSum}) {
       for (const bool weighted : {false, true}) {
-        SCOPED_TRACE(testing::Message()
+        SCOPED_TRACE(::testing::Message()
                      << c.rows << " rows, " << c.classes << " classes, weighted " << weighted);
         torch::manual_seed(c.rows);
         CrossEntropyOptions options;

@@ -30,12 +30,12 @@ ProgressState state_at(std::int64_t step) {
 
 // Standard error of a test is no terminal while it is captured.
 TEST(Progress, PrintsPlainLinesOfWhatIsLoggedWhereThereIsNoTerminal) {
-  testing::internal::CaptureStderr();
+  ::testing::internal::CaptureStderr();
   Progress progress(true);
   for (int step = 1; step <= 20; ++step) progress.update(state_at(step));
   progress.log(state_at(20));
   progress.finish();
-  const std::string text = testing::internal::GetCapturedStderr();
+  const std::string text = ::testing::internal::GetCapturedStderr();
   EXPECT_EQ(std::count(text.begin(), text.end(), '\n'), 1);
   EXPECT_EQ(text.find('\r'), std::string::npos) << "control characters belong to terminals";
   EXPECT_EQ(text.find('\033'), std::string::npos);
@@ -46,13 +46,13 @@ TEST(Progress, PrintsPlainLinesOfWhatIsLoggedWhereThereIsNoTerminal) {
 }
 
 TEST(Progress, ShowsNothingWhenOff) {
-  testing::internal::CaptureStderr();
+  ::testing::internal::CaptureStderr();
   {
     Progress progress(false);
     progress.update(state_at(1));
     progress.log(state_at(1));
   }
-  EXPECT_EQ(testing::internal::GetCapturedStderr(), "");
+  EXPECT_EQ(::testing::internal::GetCapturedStderr(), "");
 }
 
 TEST(JsonLines, EveryLineIsOneObjectAndIsThereAtOnce) {
