@@ -2,6 +2,8 @@
 
 #include <headroom/core/error.h>
 
+#include "support/message_of.h"
+
 #include <gtest/gtest.h>
 
 #include <cstdio>
@@ -22,13 +24,8 @@ const char* const kGood = R"({
   "input_grad_bytes": 12,
   "boundary_formats": [{"name": "bf16", "size_ratio": 0.5, "encode_ns_per_byte": 0.25, "decode_ns_per_byte": 0.125}, {"name": "disk"}]})";
 
-std::string message_of(const std::string& text) {
-  try {
-    parse_chain_text(text);
-  } catch (const ConfigError& error) {
-    return error.what();
-  }
-  return "accepted";
+std::string chain_message(const std::string& text) {
+  return testing::message_of<ConfigError>([&] { parse_chain_text(text); });
 }
 
 TEST(ChainCosts, ReadsEveryField) {
@@ -107,8 +104,8 @@ TEST(ChainCosts, NamesWhatIsWrong) {
        "longer"},
   };
   for (const auto& [text, expected] : cases)
-    EXPECT_NE(message_of(text).find(expected), std::string::npos)
-        << text << " -> " << message_of(text);
+    EXPECT_NE(chain_message(text).find(expected), std::string::npos)
+        << text << " -> " << chain_message(text);
 }
 
 TEST(ChainCosts, RefusesSumsThatCannotBeCounted) {

@@ -3,6 +3,8 @@
 #include <headroom/core/error.h>
 #include "config/argument_fields.h"
 
+#include "support/message_of.h"
+
 #include <gtest/gtest.h>
 #include <unistd.h>
 
@@ -15,20 +17,13 @@
 namespace headroom {
 namespace {
 
-std::string message_of(const std::function<void()>& action) {
-  try {
-    action();
-  } catch (const ConfigError& error) {
-    return error.what();
-  }
-  return "(no ConfigError)";
-}
+using testing::message_of;
 
 bool contains(const std::string& text, const std::string& part) {
   return text.find(part) != std::string::npos;
 }
 
-class ConfigFile : public testing::Test {
+class ConfigFile : public ::testing::Test {
  protected:
   ~ConfigFile() override { std::filesystem::remove(path_); }
 
@@ -60,13 +55,16 @@ TEST(TrainingArguments, TheSpillFolderMustBeThereAndHaveABudget) {
   TrainingArguments arguments;
   arguments.spill_dir = std::filesystem::temp_directory_path().string();
   EXPECT_NO_THROW(validate(arguments, {}));
-  EXPECT_TRUE(contains(message_of([&] { validate(arguments, {"spill_dir"}); }), "--memory_budget"));
+  EXPECT_TRUE(contains(message_of<ConfigError>([&] { validate(arguments, {"spill_dir"}); }),
+                       "--memory_budget"));
   arguments.memory_budget_bytes = 1 << 20;
   EXPECT_NO_THROW(validate(arguments, {"spill_dir", "memory_budget"}));
   arguments.spill_dir = "/nowhere/to/spill";
-  EXPECT_TRUE(contains(message_of([&] { validate(arguments, {}); }), "/nowhere/to/spill"));
+  EXPECT_TRUE(
+      contains(message_of<ConfigError>([&] { validate(arguments, {}); }), "/nowhere/to/spill"));
   arguments.spill_dir.clear();
-  EXPECT_TRUE(contains(message_of([&] { validate(arguments, {"spill_dir"}); }), "folder"));
+  EXPECT_TRUE(
+      contains(message_of<ConfigError>([&] { validate(arguments, {"spill_dir"}); }), "folder"));
 }
 
 TEST_F(ConfigFile, HasTheSpillFolderAsAKey) {
@@ -115,14 +113,16 @@ TEST(TrainingArguments, RefusesTextThatDoesNotFitAndQuotesIt) {
       {"memory_budget", "-1MiB"}};
   for (const auto& [name, text] : cases) {
     TrainingArguments arguments;
-    const std::string message = message_of([&] { set_argument(arguments, name, text); });
+    const std::string message =
+        message_of<ConfigError>([&] { set_argument(arguments, name, text); });
     EXPECT_TRUE(contains(message, "'" + text + "'")) << name << ": " << message;
   }
 }
 
 TEST(TrainingArguments, AnUnknownNameGetsTheNearest) {
   TrainingArguments arguments;
-  const std::string message = message_of([&] { set_argument(arguments, "learning_rte", "1"); });
+  const std::string message =
+      message_of<ConfigError>([&] { set_argument(arguments, "learning_rte", "1"); });
   EXPECT_TRUE(contains(message, "'learning_rte'")) << message;
   EXPECT_TRUE(contains(message, "'learning_rate'")) << message;
 }
@@ -226,7 +226,7 @@ TEST_F(ConfigFile, TheCommandLineWinsButTheFileIsStillChecked) {
 TEST_F(ConfigFile, RefusesWhatIsNoFlatObjectOfKnownKeys) {
   TrainingArguments arguments;
   const auto message = [&](const std::string& text) {
-    return message_of([&] { apply_config_file(arguments, write(text), {}); });
+    return message_of<ConfigError>([&] { apply_config_file(arguments, write(text), {}); });
   };
   EXPECT_TRUE(contains(message(""), path_));
   EXPECT_TRUE(contains(message("{\"max_steps\": 3"), path_));
@@ -237,8 +237,9 @@ TEST_F(ConfigFile, RefusesWhatIsNoFlatObjectOfKnownKeys) {
   EXPECT_TRUE(contains(message(R"({"bf16": "perhaps"})"), "'perhaps'"));
   EXPECT_TRUE(
       contains(message(R"({"gradient_acumulation_steps": 4})"), "'gradient_accumulation_steps'"));
-  EXPECT_TRUE(contains(message_of([&] { apply_config_file(arguments, path_ + ".absent", {}); }),
-                       path_ + ".absent"));
+  EXPECT_TRUE(contains(
+      message_of<ConfigError>([&] { apply_config_file(arguments, path_ + ".absent", {}); }),
+      path_ + ".absent"));
 }
 
 struct Refused {
@@ -323,7 +324,8 @@ TEST(Validate, RefusesValuesOutOfRangeAndContradictions) {
   for (const Refused& refused : cases) {
     TrainingArguments arguments;
     refused.change(arguments);
-    const std::string message = message_of([&] { validate(arguments, refused.given); });
+    const std::string message =
+        message_of<ConfigError>([&] { validate(arguments, refused.given); });
     EXPECT_TRUE(contains(message, refused.names))
         << "expected " << refused.names << " in: " << message;
     EXPECT_EQ(message.find('\n'), std::string::npos) << message;

@@ -11,6 +11,7 @@
 #include <thread>
 
 #include "execute/checkpoint_support.h"
+#include "support/message_of.h"
 
 namespace headroom {
 namespace {
@@ -20,6 +21,7 @@ using namespace torch::nn;  // NOLINT(google-build-using-namespace): the test re
 using testing::clear_gradients;
 using testing::expect_identical;
 using testing::expect_same_bits;
+using testing::message_of;
 using testing::peak_of;
 using testing::run_step;
 using testing::TransformerBlock;
@@ -34,15 +36,6 @@ struct Counted {
     return torch::tanh(x * x).sin();
   }
 };
-
-std::string message_of(const std::function<void()>& work) {
-  try {
-    work();
-  } catch (const CheckpointError& error) {
-    return error.what();
-  }
-  return "no error";
-}
 
 TEST(CheckpointTest, RecomputesOnceAndOnlyInBackward) {
   const Counted fn;
@@ -259,7 +252,7 @@ TEST(CheckpointTest, ChangedParameterIsNamed) {
       const torch::NoGradGuard no_grad;
       model->named_parameters()[name].mul_(0.9);
     }
-    const std::string message = message_of([&] { y.sum().backward(); });
+    const std::string message = message_of<CheckpointError>([&] { y.sum().backward(); });
     EXPECT_NE(message.find(name), std::string::npos) << message;
     EXPECT_NE(message.find("changed in place between forward and backward"), std::string::npos)
         << message;
@@ -272,7 +265,7 @@ TEST(CheckpointTest, ChangedInputIsNamed) {
   const Tensor y =
       checkpoint([](const Tensor& in, const Tensor& s) { return torch::tanh(in * s); }, x, scale);
   scale.add_(1);
-  const std::string message = message_of([&] { y.sum().backward(); });
+  const std::string message = message_of<CheckpointError>([&] { y.sum().backward(); });
   EXPECT_NE(message.find("tensor 1 of its arguments"), std::string::npos) << message;
 }
 
@@ -280,7 +273,8 @@ TEST(CheckpointTest, ChangedConstantIsAnError) {
   const Tensor x = torch::randn({3}).requires_grad_(), scale = torch::ones({3});
   const Tensor y = checkpoint([&](const Tensor& in) { return torch::tanh(in * scale); }, x);
   scale.add_(1);
-  EXPECT_NE(message_of([&] { y.sum().backward(); }).find("changed in place"), std::string::npos);
+  EXPECT_NE(message_of<CheckpointError>([&] { y.sum().backward(); }).find("changed in place"),
+            std::string::npos);
 }
 
 TEST(CheckpointTest, OtherShapesCountsAndDtypesAreErrorsThatNameThePlace) {
@@ -295,7 +289,8 @@ TEST(CheckpointTest, OtherShapesCountsAndDtypesAreErrorsThatNameThePlace) {
   };
   for (const auto& fn : fns) {
     num_calls = 0;
-    const std::string message = message_of([&] { checkpoint(options, fn, x).backward(); });
+    const std::string message =
+        message_of<CheckpointError>([&] { checkpoint(options, fn, x).backward(); });
     EXPECT_NE(message.find("checkpoint 'block 3'"), std::string::npos) << message;
   }
 }
@@ -307,7 +302,7 @@ TEST(CheckpointTest, CheckValuesFindsOtherValuesAndMoreTensors) {
   options.check_values = true;
   double scale = 1;
   const auto drifting = [&](const Tensor& in) { return torch::tanh(in * (scale += 1e-3)); };
-  EXPECT_NE(message_of([&] {
+  EXPECT_NE(message_of<CheckpointError>([&] {
               checkpoint(options, drifting, x).sum().backward();
             }).find("checkpoint 'head'"),
             std::string::npos);
@@ -315,7 +310,7 @@ TEST(CheckpointTest, CheckValuesFindsOtherValuesAndMoreTensors) {
   const auto growing = [&](const Tensor& in) {
     return ++num_calls == 1 ? in.tanh() : in.tanh().tanh();
   };
-  EXPECT_NE(message_of([&] {
+  EXPECT_NE(message_of<CheckpointError>([&] {
               checkpoint(options, growing, x).sum().backward();
             }).find("saved 2 tensors, forward saved 1"),
             std::string::npos);
@@ -420,7 +415,7 @@ TEST(CheckpointTest, ChangeOfASavedTensorInsideIsAnError) {
     y.mul_(2.0);
     return y.exp();
   };
-  EXPECT_NE(message_of([&] {
+  EXPECT_NE(message_of<CheckpointError>([&] {
               checkpoint(fn, x).sum().backward();
             }).find("was changed in place after it was saved"),
             std::string::npos);
@@ -429,9 +424,10 @@ TEST(CheckpointTest, ChangeOfASavedTensorInsideIsAnError) {
 TEST(CheckpointTest, FnThatChangesItsInputIsAnError) {
   const Tensor x = torch::randn({4}).requires_grad_();
   const auto fn = [](Tensor in) { return in.mul_(2.0).tanh(); };
-  EXPECT_NE(
-      message_of([&] { checkpoint(fn, x * 1.0).sum().backward(); }).find("or by forward itself"),
-      std::string::npos);
+  EXPECT_NE(message_of<CheckpointError>([&] {
+              checkpoint(fn, x * 1.0).sum().backward();
+            }).find("or by forward itself"),
+            std::string::npos);
 }
 
 struct Doubled : torch::autograd::Function<Doubled> {

@@ -8,6 +8,7 @@
 #include "model/chain_runs.h"
 #include "model/published.h"
 #include "ops/reference_ops.h"
+#include "support/message_of.h"
 
 #include <gtest/gtest.h>
 #include <torch/torch.h>
@@ -19,10 +20,11 @@ namespace {
 
 using testing::expect_same_bits_for_every_option;
 using testing::loss_of;
+using testing::message_of;
 using testing::take_gradients;
 using torch::Tensor;
 
-const char* const kSmall =
+const char* const kSmallBert =
     "num_hidden_layers=2,num_attention_heads=2,hidden_size=20,intermediate_size=36,max_position_"
     "embeddings=14,length=12,vocab_size=31,"
     "mlm_probability=0.3";
@@ -34,13 +36,8 @@ MicroBatch masked_samples(const BertConfig& config, std::int64_t count) {
   return make_synthetic_tokens(count, config.length, config.vocab_size, 5, masking)->load(indices);
 }
 
-std::string message_of(const std::string& name, const std::string& text) {
-  try {
-    bert_config(name, text);
-  } catch (const ConfigError& error) {
-    return error.what();
-  }
-  return "no error";
+std::string bert_message(const std::string& name, const std::string& text) {
+  return message_of<ConfigError>([&] { bert_config(name, text); });
 }
 
 TEST(BertConfig, HasThePublishedSizes) {
@@ -63,26 +60,26 @@ TEST(BertConfig, SettlesWhatIsLeftOpen) {
 }
 
 TEST(BertConfig, NamesTheNearestWord) {
-  EXPECT_NE(message_of("bert", "vocabsize=8").find("vocab_size"), std::string::npos);
-  EXPECT_NE(message_of("bert-bas", "").find("bert-base"), std::string::npos);
-  EXPECT_NE(message_of("bert", "hidden_size=100,num_attention_heads=3").find("102"),
+  EXPECT_NE(bert_message("bert", "vocabsize=8").find("vocab_size"), std::string::npos);
+  EXPECT_NE(bert_message("bert-bas", "").find("bert-base"), std::string::npos);
+  EXPECT_NE(bert_message("bert", "hidden_size=100,num_attention_heads=3").find("102"),
             std::string::npos);
-  EXPECT_NE(message_of("bert", "length=257").find("max_position_embeddings"), std::string::npos);
-  EXPECT_NE(message_of("bert-base", "vocab_size=100").find("mask_token"), std::string::npos);
+  EXPECT_NE(bert_message("bert", "length=257").find("max_position_embeddings"), std::string::npos);
+  EXPECT_NE(bert_message("bert-base", "vocab_size=100").find("mask_token"), std::string::npos);
 }
 
 TEST(Bert, IsAChainOfNamedStages) {
-  const Chain chain = make_bert(bert_config("bert", kSmall));
+  const Chain chain = make_bert(bert_config("bert", kSmallBert));
   ASSERT_EQ(chain.size(), 4u);
   EXPECT_EQ(chain.stage(0).name(), "embedding");
   EXPECT_EQ(chain.stage(2).kind(), "bert_block");
   EXPECT_EQ(chain.stage(3).name(), "head");
   EXPECT_TRUE(chain.runs_without_memory());
-  EXPECT_EQ(chain.num_parameters(), num_parameters(bert_config("bert", kSmall)));
+  EXPECT_EQ(chain.num_parameters(), num_parameters(bert_config("bert", kSmallBert)));
 }
 
 TEST(Bert, HasHuggingFacesNames) {
-  const Chain chain = make_bert(bert_config("bert", kSmall));
+  const Chain chain = make_bert(bert_config("bert", kSmallBert));
   std::set<std::string> names;
   for (const auto& item : chain.named_parameters()) {
     for (const std::string& name : published_names(published_form(chain), item.first))
@@ -101,7 +98,7 @@ TEST(Bert, HasHuggingFacesNames) {
 TEST(Bert, GivesTheSameBitsForEveryOption) {
   for (const char* dropout : {",dropout=0", ",dropout=0.2"}) {
     torch::manual_seed(2);
-    const BertConfig config = bert_config("bert", std::string(kSmall) + dropout);
+    const BertConfig config = bert_config("bert", std::string(kSmallBert) + dropout);
     const Chain chain = make_bert(config);
     const MicroBatch micro = masked_samples(config, 3);
     expect_same_bits_for_every_option(chain, micro);
@@ -128,7 +125,7 @@ TEST(Bert, ABlockKeepsWhatTheTableSays) {
 
 TEST(Bert, PaddingIsSeenByNoToken) {
   torch::manual_seed(4);
-  const BertConfig config = bert_config("bert", kSmall);
+  const BertConfig config = bert_config("bert", kSmallBert);
   const Chain chain = make_bert(config);
   const Tensor tokens = torch::randint(0, 31, {2, 8}), targets = torch::randint(0, 31, {2, 2}),
                positions = torch::tensor({{0, 5}, {2, 3}});
@@ -147,7 +144,7 @@ TEST(Bert, PaddingIsSeenByNoToken) {
 }
 
 TEST(Bert, CountsOnlyTargetsThatAreNotIgnored) {
-  const BertConfig config = bert_config("bert", kSmall);
+  const BertConfig config = bert_config("bert", kSmallBert);
   const Chain chain = make_bert(config);
   const MicroBatch micro = masked_samples(config, 2);
   const torch::NoGradGuard no_grad;
@@ -161,7 +158,7 @@ TEST(Bert, CountsOnlyTargetsThatAreNotIgnored) {
 }
 
 TEST(Bert, WritesGradientsDirectlyWhereAllowed) {
-  const BertConfig config = bert_config("bert", kSmall);
+  const BertConfig config = bert_config("bert", kSmallBert);
   const Chain chain = make_bert(config);
   const MicroBatch micro = masked_samples(config, 3);
   const auto run = [&](bool direct) {
@@ -208,7 +205,7 @@ TEST(Bert, LearnsToFillGaps) {
 }
 
 TEST(Bert, RefusesTokensAndLengthsThatDoNotFit) {
-  const BertConfig config = bert_config("bert", kSmall);
+  const BertConfig config = bert_config("bert", kSmallBert);
   const Chain chain = make_bert(config);
   MicroBatch micro = masked_samples(config, 1);
   micro.targets[1] = micro.targets[1] + 12;

@@ -14,6 +14,17 @@
 
 namespace headroom::testing {
 
+/// `num_samples` random texts of tokens below `vocabulary`, each token to be guessed from those
+/// before it.
+inline MicroBatch random_text(std::int64_t num_samples, std::int64_t length,
+                              std::int64_t vocabulary) {
+  const at::Tensor text = torch::randint(0, vocabulary, {num_samples, length + 1});
+  return {{text.slice(1, 0, length).contiguous()},
+          {text.slice(1, 1).contiguous()},
+          num_samples,
+          num_samples * length};
+}
+
 /// The outputs of the last stage, each stage with `option` or the last that it has.
 inline std::vector<at::Tensor> run_chain(const Chain& chain, const MicroBatch& micro,
                                          int option = 0) {

@@ -22,7 +22,7 @@ using testing::loss_of;
 using testing::run_chain;
 using torch::Tensor;
 
-const char* const kSmall =
+const char* const kSmallClip =
     "vision_num_hidden_layers=2,vision_num_attention_heads=2,vision_hidden_size=20,vision_"
     "intermediate_size=36,text_num_hidden_layers=1,"
     "text_num_attention_heads=2,text_hidden_size=16,text_intermediate_size=24,patch_size=3,rows=6,"
@@ -33,7 +33,7 @@ const char* const kSmall =
 MicroBatch some_pairs(std::int64_t count) {
   std::vector<std::int64_t> indices(static_cast<std::size_t>(count));
   for (std::size_t i = 0; i < indices.size(); ++i) indices[i] = static_cast<std::int64_t>(i);
-  return testing::synthetic_data(make_model("clip", kSmall).input, count, 3)->load(indices);
+  return testing::synthetic_data(make_model("clip", kSmallClip).input, count, 3)->load(indices);
 }
 
 TEST(ClipConfig, HasThePublishedSizes) {
@@ -57,7 +57,7 @@ TEST(ClipConfig, NamesTheNearestWord) {
 }
 
 TEST(Clip, IsAChainThatCouplesItsSamples) {
-  const Chain chain = make_clip(clip_config("clip", kSmall));
+  const Chain chain = make_clip(clip_config("clip", kSmallClip));
   ASSERT_EQ(chain.size(), 8u);
   EXPECT_EQ(chain.stage(1).name(), "vision_block0");
   EXPECT_EQ(chain.stage(5).name(), "text_block0");
@@ -65,11 +65,11 @@ TEST(Clip, IsAChainThatCouplesItsSamples) {
   EXPECT_TRUE(chain.couples_samples());
   EXPECT_TRUE(compares_embeddings(chain));
   EXPECT_FALSE(make_model("vit", "").chain.couples_samples());
-  EXPECT_EQ(chain.num_parameters(), num_parameters(clip_config("clip", kSmall)));
+  EXPECT_EQ(chain.num_parameters(), num_parameters(clip_config("clip", kSmallClip)));
 }
 
 TEST(Clip, HasHuggingFacesNames) {
-  const Chain chain = make_clip(clip_config("clip", kSmall));
+  const Chain chain = make_clip(clip_config("clip", kSmallClip));
   std::set<std::string> names;
   for (const auto& item : chain.named_parameters()) {
     for (const std::string& name : published_names(published_form(chain), item.first))
@@ -88,15 +88,15 @@ TEST(Clip, HasHuggingFacesNames) {
 
 TEST(Clip, GivesTheSameBitsForEveryOption) {
   torch::manual_seed(2);
-  const Chain chain =
-      make_clip(clip_config("clip", std::string(kSmall) + ",vision_dropout=0.2,text_dropout=0.2"));
+  const Chain chain = make_clip(
+      clip_config("clip", std::string(kSmallClip) + ",vision_dropout=0.2,text_dropout=0.2"));
   const MicroBatch micro = some_pairs(4);
   expect_same_bits_for_every_option(chain, micro);
 }
 
 TEST(Clip, TheLossOfABatchIsNotThatOfItsParts) {
   torch::manual_seed(4);
-  const Chain chain = make_clip(clip_config("clip", kSmall));
+  const Chain chain = make_clip(clip_config("clip", kSmallClip));
   const MicroBatch whole = some_pairs(4);
   const torch::NoGradGuard no_grad;
   double parts = 0.0;
@@ -110,7 +110,7 @@ TEST(Clip, TheLossOfABatchIsNotThatOfItsParts) {
 }
 
 TEST(Clip, SeesNothingBehindTheEndOfAText) {
-  const Chain chain = make_clip(clip_config("clip", kSmall));
+  const Chain chain = make_clip(clip_config("clip", kSmallClip));
   MicroBatch micro = some_pairs(3);
   micro.inputs[2] = torch::tensor({{2}, {3}, {7}});
   const torch::NoGradGuard no_grad;
@@ -124,7 +124,7 @@ TEST(Clip, SeesNothingBehindTheEndOfAText) {
 
 TEST(Clip, LearnsWhichBelongTogether) {
   torch::manual_seed(5);
-  const Chain chain = make_clip(clip_config("clip", kSmall));
+  const Chain chain = make_clip(clip_config("clip", kSmallClip));
   const MicroBatch micro = some_pairs(8);
   torch::optim::Adam optimizer(chain.parameters(), torch::optim::AdamOptions(3e-3));
   for (int step = 0; step < 60; ++step) {

@@ -9,14 +9,15 @@
 namespace headroom {
 namespace {
 
-constexpr std::int64_t kUpdates = 20;
+using testing::kParityUpdates;
+
 const char* const kScript = "benchmarks/encoders/pytorch_encoders.py";
 
 std::string encoder_json(const EncoderConfig& config) {
   return fmt::format(
       R"("hidden_size": {}, "num_hidden_layers": {}, "num_attention_heads": {}, "intermediate_size": {}, "num_updates": {})",
       config.hidden_size, config.num_hidden_layers, config.num_attention_heads,
-      config.intermediate_size, kUpdates);
+      config.intermediate_size, kParityUpdates);
 }
 
 TEST(EncoderParity, VitEqualsPyTorch) {
@@ -32,12 +33,12 @@ TEST(EncoderParity, VitEqualsPyTorch) {
       fmt::format(
           R"({{"model": "vit", "batch": {}, "patch_size": 3, "rows": 15, "columns": 12, "channels": 2, "classes": 7, {}}})",
           kBatch, encoder_json(config)));
-  const at::Tensor images = torch::randn({kUpdates, kBatch, 2, 15, 12}),
-                   classes = torch::randint(0, 7, {kUpdates, kBatch});
+  const at::Tensor images = torch::randn({kParityUpdates, kBatch, 2, 15, 12}),
+                   classes = torch::randint(0, 7, {kParityUpdates, kBatch});
   run.write("inputs.bin", {images});
   run.write("targets.bin", {classes});
   std::vector<MicroBatch> batches;
-  for (std::int64_t i = 0; i < kUpdates; ++i)
+  for (std::int64_t i = 0; i < kParityUpdates; ++i)
     batches.push_back({{images[i]}, {classes[i]}, kBatch, kBatch});
   run.compare(kScript, batches);
 }
@@ -57,17 +58,18 @@ TEST(EncoderParity, BertEqualsPyTorch) {
       fmt::format(
           R"({{"model": "bert", "batch": {}, "vocab_size": {}, "max_position_embeddings": 37, "type_vocab_size": 2, {}}})",
           kBatch, kVocabulary, encoder_json(config)));
-  const at::Tensor tokens = torch::randint(0, kVocabulary, {kUpdates, kBatch, kLength});
-  const at::Tensor targets = torch::randint(0, kVocabulary, {kUpdates, kBatch, kChosen});
-  const at::Tensor positions = std::get<1>(torch::rand({kUpdates, kBatch, 20}).topk(kChosen, -1));
-  const at::Tensor mask = torch::ones({kUpdates, kBatch, kLength}, torch::kBool);
+  const at::Tensor tokens = torch::randint(0, kVocabulary, {kParityUpdates, kBatch, kLength});
+  const at::Tensor targets = torch::randint(0, kVocabulary, {kParityUpdates, kBatch, kChosen});
+  const at::Tensor positions =
+      std::get<1>(torch::rand({kParityUpdates, kBatch, 20}).topk(kChosen, -1));
+  const at::Tensor mask = torch::ones({kParityUpdates, kBatch, kLength}, torch::kBool);
   mask.select(1, 2).slice(1, 20).fill_(false);
   run.write("inputs.bin", {tokens});
   run.write("targets.bin", {targets});
   run.write("positions.bin", {positions});
   run.write("mask.bin", {mask});
   std::vector<MicroBatch> batches;
-  for (std::int64_t i = 0; i < kUpdates; ++i) {
+  for (std::int64_t i = 0; i < kParityUpdates; ++i) {
     batches.push_back({{tokens[i], mask[i]}, {targets[i], positions[i]}, kBatch, kBatch * kChosen});
   }
   run.compare(kScript, batches);
@@ -89,16 +91,16 @@ TEST(EncoderParity, ClipEqualsPyTorch) {
       fmt::format(
           R"({{"model": "clip", "batch": {}, "num_updates": {}, "patch_size": 3, "rows": 15, "columns": 12, "channels": 2,
                                  "vocab_size": {}, "length": {}, "projection_dim": 24, "vision": {{{}}}, "text": {{{}}}}})",
-          kBatch, kUpdates, kVocabulary, kLength, encoder_json(config.vision),
+          kBatch, kParityUpdates, kVocabulary, kLength, encoder_json(config.vision),
           encoder_json(config.text)));
-  const at::Tensor images = torch::randn({kUpdates, kBatch, 2, 15, 12}),
-                   tokens = torch::randint(0, kVocabulary, {kUpdates, kBatch, kLength});
-  const at::Tensor ends = torch::randint(0, kLength, {kUpdates, kBatch, 1});
+  const at::Tensor images = torch::randn({kParityUpdates, kBatch, 2, 15, 12}),
+                   tokens = torch::randint(0, kVocabulary, {kParityUpdates, kBatch, kLength});
+  const at::Tensor ends = torch::randint(0, kLength, {kParityUpdates, kBatch, 1});
   run.write("inputs.bin", {images});
   run.write("tokens.bin", {tokens});
   run.write("ends.bin", {ends});
   std::vector<MicroBatch> batches;
-  for (std::int64_t i = 0; i < kUpdates; ++i)
+  for (std::int64_t i = 0; i < kParityUpdates; ++i)
     batches.push_back({{images[i], tokens[i], ends[i]}, {}, kBatch, kBatch});
   run.compare(kScript, batches);
 }

@@ -15,8 +15,8 @@ namespace {
 
 using torch::Tensor;
 
-constexpr std::int64_t kSamples = 2, kLength = 48, kHeads = 4, kWidth = 64,
-                       kTokens = kSamples * kLength;
+constexpr std::int64_t kGptSamples = 2, kGptLength = 48, kGptHeads = 4, kGptWidth = 64,
+                       kGptTokens = kGptSamples * kGptLength;
 
 Chain one_block() {
   return make_gpt(gpt_config("gpt", "n_layer=1,n_head=4,n_embd=64,block_size=48,vocab_size=100"));
@@ -25,21 +25,21 @@ Chain one_block() {
 TEST(GptMemory, ABlockKeepsWhatTheTableSays) {
   const MemoryMeter& meter = MemoryMeter::instance();
   const Chain chain = one_block();
-  const Tensor x = torch::randn({kSamples, kLength, kWidth}).requires_grad_(true);
+  const Tensor x = torch::randn({kGptSamples, kGptLength, kGptWidth}).requires_grad_(true);
   const std::vector<std::int64_t> widths{16, 12, 10, 7,
                                          3};  // floats per token, in units of the width
   for (std::size_t option = 0; option < widths.size(); ++option) {
     const std::int64_t before = meter.live_bytes();
     const Tensor y = chain.stage(1).forward({x}, {}, static_cast<int>(option)).at(0);
     // Two norms with a mean and a deviation each, and the maximum and sum of one softmax per head.
-    const std::int64_t floats = widths[option] * kWidth + 4 + 2 * kHeads;
-    EXPECT_EQ(meter.live_bytes() - before, kTokens * floats * 4)
+    const std::int64_t floats = widths[option] * kGptWidth + 4 + 2 * kGptHeads;
+    EXPECT_EQ(meter.live_bytes() - before, kGptTokens * floats * 4)
         << chain.stage(1).options()[option];
   }
   const torch::NoGradGuard no_grad;
   const std::int64_t before = meter.live_bytes();
   const Tensor y = chain.stage(1).forward({x}, {}, 0).at(0);
-  EXPECT_EQ(meter.live_bytes() - before, kTokens * kWidth * 4) << "without gradients";
+  EXPECT_EQ(meter.live_bytes() - before, kGptTokens * kGptWidth * 4) << "without gradients";
 }
 
 // The most bytes above what is live before, while `run` runs.
@@ -72,10 +72,10 @@ TEST(GptMemory, CrossEntropyDoesNotMakeAllLogits) {
 
 TEST(GptMemory, LeavesNothingBehind) {
   const Chain chain = one_block();
-  const MicroBatch micro{{torch::randint(0, 100, {kSamples, kLength})},
-                         {torch::randint(0, 100, {kSamples, kLength})},
-                         kSamples,
-                         kTokens};
+  const MicroBatch micro{{torch::randint(0, 100, {kGptSamples, kGptLength})},
+                         {torch::randint(0, 100, {kGptSamples, kGptLength})},
+                         kGptSamples,
+                         kGptTokens};
   const auto update = [&] {
     Tensor x = micro.inputs[0];
     for (std::size_t i = 0; i < chain.size(); ++i) x = chain.stage(i).forward({x}, micro, 0).at(0);
@@ -90,10 +90,10 @@ TEST(GptMemory, LeavesNothingBehind) {
 
 TEST(GptMemory, WritesGradientsDirectlyWhereAllowed) {
   const Chain chain = one_block();
-  const MicroBatch micro{{torch::randint(0, 100, {kSamples, kLength})},
-                         {torch::randint(0, 100, {kSamples, kLength})},
-                         kSamples,
-                         kTokens};
+  const MicroBatch micro{{torch::randint(0, 100, {kGptSamples, kGptLength})},
+                         {torch::randint(0, 100, {kGptSamples, kGptLength})},
+                         kGptSamples,
+                         kGptTokens};
   const auto run = [&](bool direct) {
     for (const Tensor& p : chain.parameters()) p.mutable_grad() = Tensor();
     for (int micro_batch = 0; micro_batch < 2; ++micro_batch) {

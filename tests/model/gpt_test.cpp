@@ -14,14 +14,10 @@ namespace {
 
 using testing::expect_same_bits_for_every_option;
 using testing::loss_of;
+using testing::random_text;
 using torch::Tensor;
 
-const char* const kSmall = "n_layer=2,n_head=2,n_embd=20,block_size=12,vocab_size=31";
-
-MicroBatch random_micro(std::int64_t B, std::int64_t T, std::int64_t V) {
-  const Tensor text = torch::randint(0, V, {B, T + 1});
-  return {{text.slice(1, 0, T).contiguous()}, {text.slice(1, 1).contiguous()}, B, B * T};
-}
+const char* const kSmallGpt = "n_layer=2,n_head=2,n_embd=20,block_size=12,vocab_size=31";
 
 TEST(GptConfig, HasThePublishedSizes) {
   EXPECT_EQ(num_parameters(gpt_config("gpt2")), 124439808);
@@ -60,14 +56,14 @@ TEST(GptConfig, NamesTheNearestWord) {
 }
 
 TEST(Gpt, IsAChainOfNamedStages) {
-  const Chain chain = make_gpt(gpt_config("gpt", kSmall));
+  const Chain chain = make_gpt(gpt_config("gpt", kSmallGpt));
   ASSERT_EQ(chain.size(), 4u);
   EXPECT_EQ(chain.stage(0).name(), "embedding");
   EXPECT_EQ(chain.stage(2).name(), "block1");
   EXPECT_EQ(chain.stage(2).kind(), "gpt_block");
   EXPECT_EQ(chain.stage(3).name(), "head");
   EXPECT_EQ(chain.stage(1).options().size(), 5u);
-  EXPECT_EQ(chain.num_parameters(), num_parameters(gpt_config("gpt", kSmall)));
+  EXPECT_EQ(chain.num_parameters(), num_parameters(gpt_config("gpt", kSmallGpt)));
   std::vector<std::string> names;
   for (const auto& item : chain.named_parameters())
     names.push_back(published_names(published_form(chain), item.first).at(0));
@@ -87,7 +83,7 @@ TEST(Gpt, StartsAsGpt2Does) {
                                                                                         : 0.02;
     EXPECT_NEAR(p.std().item<double>(), expected, expected * 0.08) << name;
   }
-  const MicroBatch micro = random_micro(4, 32, 200);
+  const MicroBatch micro = random_text(4, 32, 200);
   const torch::NoGradGuard no_grad;
   EXPECT_NEAR(loss_of(chain, micro).item<double>() / static_cast<double>(micro.num_items),
               std::log(200.0), 0.05);
@@ -96,16 +92,16 @@ TEST(Gpt, StartsAsGpt2Does) {
 TEST(Gpt, GivesTheSameBitsForEveryOption) {
   for (const char* dropout : {",dropout=0", ",dropout=0.2"}) {
     torch::manual_seed(2);
-    const Chain chain = make_gpt(gpt_config("gpt", std::string(kSmall) + dropout));
-    const MicroBatch micro = random_micro(3, 11, 31);
+    const Chain chain = make_gpt(gpt_config("gpt", std::string(kSmallGpt) + dropout));
+    const MicroBatch micro = random_text(3, 11, 31);
     expect_same_bits_for_every_option(chain, micro);
   }
 }
 
 TEST(Gpt, CountsOnlyTargetsThatAreNotIgnored) {
   torch::manual_seed(4);
-  const Chain chain = make_gpt(gpt_config("gpt", kSmall));
-  MicroBatch micro = random_micro(2, 6, 31);
+  const Chain chain = make_gpt(gpt_config("gpt", kSmallGpt));
+  MicroBatch micro = random_text(2, 6, 31);
   const torch::NoGradGuard no_grad;
   const double all = loss_of(chain, micro).item<double>();
   MicroBatch first = micro, second = micro;
@@ -118,8 +114,8 @@ TEST(Gpt, CountsOnlyTargetsThatAreNotIgnored) {
 }
 
 TEST(Gpt, DropsOnlyWhileTraining) {
-  const Chain chain = make_gpt(gpt_config("gpt", std::string(kSmall) + ",dropout=0.5"));
-  const MicroBatch micro = random_micro(2, 6, 31);
+  const Chain chain = make_gpt(gpt_config("gpt", std::string(kSmallGpt) + ",dropout=0.5"));
+  const MicroBatch micro = random_text(2, 6, 31);
   const torch::NoGradGuard no_grad;
   EXPECT_NE(loss_of(chain, micro).item<float>(), loss_of(chain, micro).item<float>());
   chain.train(false);
@@ -149,7 +145,7 @@ TEST(Gpt, LearnsAPatternAndContinuesIt) {
 }
 
 TEST(Gpt, GeneratesTheSameForTheSameSeedAndLeavesNoTrace) {
-  const Chain chain = make_gpt(gpt_config("gpt", kSmall));
+  const Chain chain = make_gpt(gpt_config("gpt", kSmallGpt));
   GenerateOptions options;
   options.num_tokens = 30;  // beyond block_size
   options.top_k = 5;
@@ -168,11 +164,11 @@ TEST(Gpt, GeneratesTheSameForTheSameSeedAndLeavesNoTrace) {
 }
 
 TEST(Gpt, RefusesTokensAndLengthsThatDoNotFit) {
-  const Chain chain = make_gpt(gpt_config("gpt", kSmall));
-  MicroBatch micro = random_micro(1, 6, 31);
+  const Chain chain = make_gpt(gpt_config("gpt", kSmallGpt));
+  MicroBatch micro = random_text(1, 6, 31);
   micro.inputs[0][0][0] = 31;
   EXPECT_THROW(loss_of(chain, micro), DataError);
-  EXPECT_THROW(loss_of(chain, random_micro(1, 13, 31)), ConfigError);
+  EXPECT_THROW(loss_of(chain, random_text(1, 13, 31)), ConfigError);
 }
 
 }  // namespace

@@ -10,11 +10,10 @@
 namespace headroom {
 namespace {
 
-constexpr std::int64_t kBatch = 3, kLength = 37, kUpdates = 20, kVocabulary = 211;
-
 // `sizes` are keys of both sides; `json` says the rest to PyTorch as `text` does to us.
 void expect_parity(const std::string& name, const std::string& text, const std::string& json) {
   SCOPED_TRACE(name);
+  constexpr std::int64_t kBatch = 3, kLength = 37, kVocabulary = 211;
   torch::manual_seed(11);
   const LlamaConfig config = llama_config(
       "llama", fmt::format("num_hidden_layers=3,num_attention_heads=6,hidden_size=48,"
@@ -26,17 +25,11 @@ void expect_parity(const std::string& name, const std::string& text, const std::
       fmt::format(
           R"({{"num_hidden_layers": 3, "num_attention_heads": 6, "num_key_value_heads": {}, "hidden_size": 48, "intermediate_size": 100, "vocab_size": {}, "rms_norm_eps": {}, "rope_theta": {}, "tie_word_embeddings": {}, "length": {}, "batch": {}, "num_updates": {}{}}})",
           config.num_key_value_heads, kVocabulary, config.rms_norm_eps, config.rope_theta,
-          config.tie_word_embeddings, kLength, kBatch, kUpdates, json));
-  const at::Tensor tokens = torch::randint(0, kVocabulary, {kUpdates, kBatch, kLength + 1});
+          config.tie_word_embeddings, kLength, kBatch, testing::kParityUpdates, json));
+  const at::Tensor tokens =
+      torch::randint(0, kVocabulary, {testing::kParityUpdates, kBatch, kLength + 1});
   run.write("tokens.bin", {tokens});
-  std::vector<MicroBatch> batches;
-  for (std::int64_t i = 0; i < kUpdates; ++i) {
-    batches.push_back({{tokens[i].slice(1, 0, kLength).contiguous()},
-                       {tokens[i].slice(1, 1).contiguous()},
-                       kBatch,
-                       kBatch * kLength});
-  }
-  run.compare("benchmarks/gpt/pytorch_llama.py", batches);
+  run.compare("benchmarks/gpt/pytorch_llama.py", testing::text_batches(tokens));
 }
 
 TEST(LlamaParity, EqualsPyTorch) {

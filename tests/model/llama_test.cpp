@@ -17,16 +17,12 @@ namespace {
 
 using testing::expect_same_bits_for_every_option;
 using testing::loss_of;
+using testing::random_text;
 using torch::Tensor;
 
-const std::string kSmall =
+const std::string kSmallLlama =
     "num_hidden_layers=2,num_attention_heads=4,num_key_value_heads=2,hidden_size=24,"
     "intermediate_size=40,max_position_embeddings=12,vocab_size=31";
-
-MicroBatch random_micro(std::int64_t B, std::int64_t T, std::int64_t V) {
-  const Tensor text = torch::randint(0, V, {B, T + 1});
-  return {{text.slice(1, 0, T).contiguous()}, {text.slice(1, 1).contiguous()}, B, B * T};
-}
 
 TEST(LlamaConfig, HasThePublishedSizes) {
   EXPECT_EQ(num_parameters(llama_config("llama-3.2-1b")), 1235814400);
@@ -78,7 +74,7 @@ TEST(LlamaConfig, RefusesWhatDoesNotFit) {
 TEST(Llama, IsAChainOfNamedStages) {
   for (const char* more : {"", ",tie_word_embeddings=false,attention_bias=true",
                            ",head_dim=10,attention_output_bias=true"}) {
-    const LlamaConfig config = llama_config("llama", kSmall + more);
+    const LlamaConfig config = llama_config("llama", kSmallLlama + more);
     const Chain chain = make_llama(config);
     ASSERT_EQ(chain.size(), 4u);
     EXPECT_EQ(chain.stage(0).name(), "embedding");
@@ -91,8 +87,8 @@ TEST(Llama, IsAChainOfNamedStages) {
 }
 
 TEST(Llama, HasHuggingFacesNames) {
-  const Chain chain =
-      make_llama(llama_config("llama", kSmall + ",tie_word_embeddings=false,attention_bias=true"));
+  const Chain chain = make_llama(
+      llama_config("llama", kSmallLlama + ",tie_word_embeddings=false,attention_bias=true"));
   std::vector<std::string> names;
   for (const auto& item : chain.named_parameters()) {
     for (const std::string& name : published_names(published_form(chain), item.first))
@@ -109,8 +105,8 @@ TEST(Llama, HasHuggingFacesNames) {
 
 TEST(Llama, StartsNearTheUniformLoss) {
   torch::manual_seed(1);
-  const Chain chain = make_llama(llama_config("llama", kSmall + ",vocab_size=200"));
-  const MicroBatch micro = random_micro(4, 12, 200);
+  const Chain chain = make_llama(llama_config("llama", kSmallLlama + ",vocab_size=200"));
+  const MicroBatch micro = random_text(4, 12, 200);
   const torch::NoGradGuard no_grad;
   EXPECT_NEAR(loss_of(chain, micro).item<double>() / static_cast<double>(micro.num_items),
               std::log(200.0), 0.05);
@@ -120,21 +116,21 @@ TEST(Llama, GivesTheSameBitsForEveryOption) {
   for (const char* more : {"", ",attention_bias=true,tie_word_embeddings=false",
                            ",head_dim=10,attention_output_bias=true,rope_factor=4"}) {
     torch::manual_seed(2);
-    const Chain chain = make_llama(llama_config("llama", kSmall + more));
-    expect_same_bits_for_every_option(chain, random_micro(3, 11, 31));
+    const Chain chain = make_llama(llama_config("llama", kSmallLlama + more));
+    expect_same_bits_for_every_option(chain, random_text(3, 11, 31));
   }
 }
 
 TEST(Llama, RefusesTokensAndLengthsThatDoNotFit) {
-  const Chain chain = make_llama(llama_config("llama", kSmall));
-  MicroBatch micro = random_micro(1, 6, 31);
+  const Chain chain = make_llama(llama_config("llama", kSmallLlama));
+  MicroBatch micro = random_text(1, 6, 31);
   micro.inputs[0][0][0] = 31;
   EXPECT_THROW(loss_of(chain, micro), DataError);
-  EXPECT_THROW(loss_of(chain, random_micro(1, 13, 31)), ConfigError);
+  EXPECT_THROW(loss_of(chain, random_text(1, 13, 31)), ConfigError);
 }
 
 TEST(Llama, IsInTheZoo) {
-  const ZooModel model = make_model("llama", kSmall + ",length=9");
+  const ZooModel model = make_model("llama", kSmallLlama + ",length=9");
   EXPECT_EQ(model.input.kind, ModelInput::Kind::kTokens);
   EXPECT_EQ(model.input.length, 9);
   EXPECT_EQ(model.input.vocabulary, 31);

@@ -23,14 +23,14 @@ namespace {
 using testing::TemporaryFolder;
 using Tensors = std::map<std::string, at::Tensor>;
 
-struct Family {
+struct AdaptedFamily {
   const char* name;  // of theirs
   const char* model;
   const char* sizes;
   std::vector<std::string> targets;
 };
 
-const Family kFamilies[] = {
+const AdaptedFamily kAdaptedFamilies[] = {
     {"gpt2",
      "gpt2",
      "n_layer=3,n_head=4,n_embd=32,block_size=19,vocab_size=83,dropout=0",
@@ -61,7 +61,7 @@ const Family kFamilies[] = {
      "rows=9,columns=12,channels=2,vocab_size=83,length=11,projection_dim=20",
      {"q_proj", "v_proj", "fc2"}}};
 
-MicroBatch micro_batch(const Tensors& tensors, const std::string& prefix) {
+MicroBatch adapter_batch(const Tensors& tensors, const std::string& prefix) {
   MicroBatch micro;
   for (const char* name : {"images", "tokens", "ends"}) {
     const auto found = tensors.find(prefix + name);
@@ -91,7 +91,7 @@ void expect_near(const at::Tensor& ours, const at::Tensor& theirs, const std::st
 }
 
 // As make_optimizer() of lora.py.
-std::unique_ptr<torch::optim::Optimizer> make_optimizer(const Family& family,
+std::unique_ptr<torch::optim::Optimizer> make_optimizer(const AdaptedFamily& family,
                                                         const std::vector<at::Tensor>& parameters) {
   if (std::string(family.name) == "clip") {
     return std::make_unique<torch::optim::SGD>(parameters,
@@ -101,10 +101,10 @@ std::unique_ptr<torch::optim::Optimizer> make_optimizer(const Family& family,
       parameters, torch::optim::AdamWOptions(1e-3).weight_decay(0.01).eps(1e-6));
 }
 
-class LoraParity : public ::testing::TestWithParam<Family> {};
+class LoraParity : public ::testing::TestWithParam<AdaptedFamily> {};
 
 TEST_P(LoraParity, TrainsAsPlainPyTorch) {
-  const Family family = GetParam();
+  const AdaptedFamily family = GetParam();
   const TemporaryFolder folder;
   torch::manual_seed(6);
   ZooModel model = make_model(family.model, family.sizes);
@@ -126,7 +126,7 @@ TEST_P(LoraParity, TrainsAsPlainPyTorch) {
   const auto optimizer = make_optimizer(family, adapters);
   for (std::int64_t update = 0; update < 3; ++update) {
     optimizer->zero_grad();
-    const MicroBatch micro = micro_batch(expected, fmt::format("{}.", update));
+    const MicroBatch micro = adapter_batch(expected, fmt::format("{}.", update));
     const at::Tensor loss =
         testing::loss_of(model.chain, micro, 0) / static_cast<double>(micro.num_items);
     loss.backward();
@@ -151,7 +151,7 @@ TEST_P(LoraParity, TrainsAsPlainPyTorch) {
     expect_near(value, expected.at("end." + name), name);
 }
 
-INSTANTIATE_TEST_SUITE_P(Families, LoraParity, ::testing::ValuesIn(kFamilies),
+INSTANTIATE_TEST_SUITE_P(Families, LoraParity, ::testing::ValuesIn(kAdaptedFamilies),
                          [](const auto& family) { return std::string(family.param.name); });
 
 }  // namespace

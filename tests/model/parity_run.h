@@ -25,6 +25,22 @@
 
 namespace headroom::testing {
 
+inline constexpr std::int64_t kParityUpdates = 20;
+
+/// One micro-batch for each of `texts` (updates, B, T + 1), each token to be guessed from those
+/// before it.
+inline std::vector<MicroBatch> text_batches(const at::Tensor& texts) {
+  const std::int64_t num_samples = texts.size(1), length = texts.size(2) - 1;
+  std::vector<MicroBatch> batches;
+  for (const at::Tensor& text : texts.unbind()) {
+    batches.push_back({{text.slice(1, 0, length).contiguous()},
+                       {text.slice(1, 1).contiguous()},
+                       num_samples,
+                       num_samples * length});
+  }
+  return batches;
+}
+
 class ParityRun {
  public:
   ParityRun(const std::string& name, Chain chain)

@@ -27,11 +27,11 @@ namespace {
 using testing::read_file;
 using testing::TemporaryFolder;
 using testing::write_plain;
-using Tensors = std::map<std::string, at::Tensor>;
+using TensorsByName = std::map<std::string, at::Tensor>;
 
-const char* const kSmallGpt = "n_layer=2,n_head=2,n_embd=8,block_size=6,vocab_size=11";
-const std::vector<std::pair<std::string, std::string>> kSmallModels = {
-    {"gpt", kSmallGpt},
+const char* const kTinyGpt = "n_layer=2,n_head=2,n_embd=8,block_size=6,vocab_size=11";
+const std::vector<std::pair<std::string, std::string>> kTinyModels = {
+    {"gpt", kTinyGpt},
     {"gpt", "n_layer=1,n_head=2,n_embd=8,block_size=6,vocab_size=11,bias=false,gelu=exact"},
     {"bert",
      "hidden_size=8,num_hidden_layers=2,num_attention_heads=2,intermediate_size=12,"
@@ -65,7 +65,7 @@ void expect_same_tensors(const Chain& a, const Chain& b) {
 }
 
 TEST(Pretrained, EveryModelComesBack) {
-  for (const auto& [name, sizes] : kSmallModels) {
+  for (const auto& [name, sizes] : kTinyModels) {
     SCOPED_TRACE(name);
     const TemporaryFolder folder, again;
     const ZooModel model = make_model(name, sizes);
@@ -91,9 +91,9 @@ TEST(Pretrained, EveryModelComesBack) {
 
 TEST(Pretrained, ShapesAreTheirs) {
   const TemporaryFolder folder;
-  const ZooModel gpt = make_model("gpt", kSmallGpt);
+  const ZooModel gpt = make_model("gpt", kTinyGpt);
   save_pretrained(gpt.chain, folder.path().string());
-  const Tensors tensors = load_safetensors(folder.path().string());
+  const TensorsByName tensors = load_safetensors(folder.path().string());
   const std::string name = "transformer.h.1.attn.c_attn.weight";
   EXPECT_EQ(tensors.at(name).sizes(), at::IntArrayRef({8, 24})) << "Conv1D: (in, out)";
   EXPECT_EQ(tensors.count("lm_head.weight"), 0U) << "a tied tensor is there once";
@@ -111,8 +111,8 @@ class Folder : public ::testing::Test {
     save_pretrained(model_.chain, path());
     tensors_ = load_safetensors(path());
   }
-  void change(const std::function<void(Tensors&)>& how) {
-    Tensors changed = tensors_;
+  void change(const std::function<void(TensorsByName&)>& how) {
+    TensorsByName changed = tensors_;
     how(changed);
     save_safetensors(folder_ / "model.safetensors", {changed.begin(), changed.end()});
   }
@@ -133,24 +133,25 @@ class Folder : public ::testing::Test {
 
   TemporaryFolder folder_;
   ZooModel model_;
-  Tensors tensors_;
+  TensorsByName tensors_;
 };
 
-void rename(Tensors& tensors, const std::string& from, const std::string& to) {
+void rename(TensorsByName& tensors, const std::string& from, const std::string& to) {
   tensors[to] = tensors.at(from);
   tensors.erase(from);
 }
 
 TEST_F(Folder, NamesOfTheBareModelMasksAndTiesAreKnown) {
-  make("gpt", kSmallGpt);
-  change([](Tensors& tensors) {
-    for (const auto& [name, tensor] : Tensors(tensors)) rename(tensors, name, name.substr(12));
+  make("gpt", kTinyGpt);
+  change([](TensorsByName& tensors) {
+    for (const auto& [name, tensor] : TensorsByName(tensors))
+      rename(tensors, name, name.substr(12));
     tensors["h.0.attn.bias"] = torch::ones({1, 1, 6, 6});
     tensors["h.1.attn.masked_bias"] = torch::full({}, -1e4);
     tensors["lm_head.weight"] = tensors.at("wte.weight").clone();
   });
   expect_same_tensors(load_pretrained(path()).chain, model_.chain);
-  change([](Tensors& tensors) {
+  change([](TensorsByName& tensors) {
     tensors["lm_head.weight"] = tensors.at("transformer.wte.weight").clone();
     tensors.at("lm_head.weight")[3][2] += 1;
   });
@@ -158,8 +159,8 @@ TEST_F(Folder, NamesOfTheBareModelMasksAndTiesAreKnown) {
 }
 
 TEST_F(Folder, OldNamesOfNormsAndHeadsOfOtherTasksAreKnown) {
-  make("bert", kSmallModels[2].second);
-  change([](Tensors& tensors) {
+  make("bert", kTinyModels[2].second);
+  change([](TensorsByName& tensors) {
     rename(tensors, "bert.embeddings.LayerNorm.weight", "bert.embeddings.LayerNorm.gamma");
     rename(tensors, "bert.embeddings.LayerNorm.bias", "bert.embeddings.LayerNorm.beta");
     tensors["bert.pooler.dense.weight"] = torch::ones({8, 8});
@@ -170,8 +171,8 @@ TEST_F(Folder, OldNamesOfNormsAndHeadsOfOtherTasksAreKnown) {
 }
 
 TEST_F(Folder, AMissingHeadIsInitialised) {
-  make("vit", kSmallModels[3].second);
-  change([](Tensors& tensors) {
+  make("vit", kTinyModels[3].second);
+  change([](TensorsByName& tensors) {
     tensors.erase("classifier.weight");
     tensors.erase("classifier.bias");
   });
@@ -193,22 +194,22 @@ TEST_F(Folder, AMissingHeadIsInitialised) {
 }
 
 TEST_F(Folder, WhatDoesNotFitIsNamed) {
-  make("gpt", kSmallGpt);
+  make("gpt", kTinyGpt);
   const std::string bias = "transformer.h.1.mlp.c_fc.bias";
-  change([&](Tensors& tensors) { tensors.erase(bias); });
+  change([&](TensorsByName& tensors) { tensors.erase(bias); });
   EXPECT_NE(refusal().find("lacks " + bias), std::string::npos) << refusal();
-  change([&](Tensors& tensors) { tensors["extra.weight"] = torch::ones({2}); });
+  change([&](TensorsByName& tensors) { tensors["extra.weight"] = torch::ones({2}); });
   EXPECT_NE(refusal().find("extra.weight"), std::string::npos) << refusal();
-  change([&](Tensors& tensors) { tensors[bias] = torch::ones({31}); });
+  change([&](TensorsByName& tensors) { tensors[bias] = torch::ones({31}); });
   EXPECT_NE(refusal().find("(31)"), std::string::npos) << refusal();
-  change([&](Tensors& tensors) { tensors[bias] = torch::ones({32}, at::kLong); });
+  change([&](TensorsByName& tensors) { tensors[bias] = torch::ones({32}, at::kLong); });
   EXPECT_NE(refusal().find(bias), std::string::npos) << refusal();
-  change([](Tensors&) {});
+  change([](TensorsByName&) {});
   EXPECT_EQ(refusal(), "");
 }
 
 TEST_F(Folder, AConfigThatCannotBeServedIsRefused) {
-  make("gpt", kSmallGpt);
+  make("gpt", kTinyGpt);
   const std::string good = read_file(folder_ / "config.json");
   const std::vector<std::pair<std::string, nlohmann::json>> bad = {{"model_type", "t5"},
                                                                    {"n_layer", -1},
@@ -243,7 +244,7 @@ TEST_F(Folder, AConfigThatCannotBeServedIsRefused) {
 }
 
 TEST_F(Folder, EveryFormOfRotaryScalingThatIsServed) {
-  make("llama", kSmallModels[6].second);
+  make("llama", kTinyModels[6].second);
   const std::string good = read_file(folder_ / "config.json");
   const auto saved_again = [&](const std::string& key, const nlohmann::json& value) {
     write_plain(folder_ / "config.json", good);
@@ -273,7 +274,7 @@ TEST_F(Folder, EveryFormOfRotaryScalingThatIsServed) {
 }
 
 TEST_F(Folder, KeysOfOthersAreKept) {
-  make("vit", kSmallModels[3].second);
+  make("vit", kTinyModels[3].second);
   change_config("id2label", {{"0", "cat"}, {"1", "dog"}, {"2", "bird"}});
   change_config("torch_dtype", "bfloat16");
   change_config("pad_token_id", 7);
@@ -307,7 +308,7 @@ TEST(Pretrained, AChainOfOnesOwnComesBackByItsNames) {
 // A flipped bit may leave the header's meaning as it is (in the text of __metadata__, say).
 TEST_F(Folder, FlippedBitsInTheHeaderAreRefusedOrHarmless) {
   for (const std::size_t row : {0U, 2U, 6U}) {
-    make(kSmallModels[row].first, kSmallModels[row].second);
+    make(kTinyModels[row].first, kTinyModels[row].second);
     const std::string good = read_file(folder_ / "model.safetensors");
     const std::size_t header_bytes =
         8 + (static_cast<unsigned char>(good[0]) + 256U * static_cast<unsigned char>(good[1]));
@@ -323,7 +324,7 @@ TEST_F(Folder, FlippedBitsInTheHeaderAreRefusedOrHarmless) {
         ++num_refused;
       }
     }
-    EXPECT_GT(num_refused, num_flips * 3 / 4) << kSmallModels[row].first;
+    EXPECT_GT(num_refused, num_flips * 3 / 4) << kTinyModels[row].first;
   }
 }
 

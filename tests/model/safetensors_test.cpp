@@ -23,7 +23,7 @@ namespace {
 using testing::read_file;
 using testing::TemporaryFolder;
 using testing::write_plain;
-using Tensors = std::vector<std::pair<std::string, at::Tensor>>;
+using TensorList = std::vector<std::pair<std::string, at::Tensor>>;
 
 std::string with_length(const std::string& json) {
   std::string bytes;
@@ -44,7 +44,7 @@ std::string ones(int count) {
 
 TEST(Safetensors, RoundTripOfEveryDtype) {
   const TemporaryFolder folder;
-  Tensors tensors;
+  TensorList tensors;
   for (const at::ScalarType type : {at::kDouble, at::kFloat, at::kHalf, at::kBFloat16, at::kLong,
                                     at::kInt, at::kShort, at::kChar, at::kByte, at::kBool}) {
     tensors.emplace_back(c10::toString(type), torch::randint(0, 2, {3, 5}, torch::kLong).to(type));
@@ -224,10 +224,10 @@ TEST(Safetensors, AFileThatIsCutMeanwhileIsAnError) {
 TEST(Safetensors, FlippedBitsOfAHeaderAreRefusedOrHarmless) {
   const TemporaryFolder folder;
   const std::string path = folder / "a.safetensors";
-  Tensors tensors = {{"block0.weight", torch::randn({4, 6})},
-                     {"block0.bias", torch::randn({4}).to(at::kBFloat16)},
-                     {"block1.weight", torch::randn({2, 12}, at::kDouble)},
-                     {"steps", torch::randint(0, 9, {3}, at::kLong)}};
+  TensorList tensors = {{"block0.weight", torch::randn({4, 6})},
+                        {"block0.bias", torch::randn({4}).to(at::kBFloat16)},
+                        {"block1.weight", torch::randn({2, 12}, at::kDouble)},
+                        {"steps", torch::randint(0, 9, {3}, at::kLong)}};
   save_safetensors(path, tensors);
   const std::string good = read_file(path);
   const std::size_t header_bytes =
@@ -238,7 +238,7 @@ TEST(Safetensors, FlippedBitsOfAHeaderAreRefusedOrHarmless) {
     std::string bytes = good;
     bytes[random() % header_bytes] ^= static_cast<char>(1 << (random() % 8));
     write_plain(path, bytes);
-    Tensors into;
+    TensorList into;
     for (const auto& [name, tensor] : tensors) into.emplace_back(name, torch::zeros_like(tensor));
     try {
       load_safetensors(path, into);

@@ -4,6 +4,7 @@
 
 #include "model/chain_runs.h"
 #include "model/published.h"
+#include "support/message_of.h"
 
 #include <gtest/gtest.h>
 #include <torch/torch.h>
@@ -15,10 +16,11 @@ namespace {
 
 using testing::expect_same_bits_for_every_option;
 using testing::loss_of;
+using testing::message_of;
 using testing::run_chain;
 using torch::Tensor;
 
-const char* const kSmall =
+const char* const kSmallVit =
     "num_hidden_layers=2,num_attention_heads=2,hidden_size=20,intermediate_size=36,patch_size=3,"
     "rows=6,columns=9,channels=2,classes=5";
 
@@ -26,13 +28,8 @@ MicroBatch random_images(std::int64_t count) {
   return {{torch::randn({count, 2, 6, 9})}, {torch::randint(0, 5, {count})}, count, count};
 }
 
-std::string message_of(const std::string& name, const std::string& text) {
-  try {
-    vit_config(name, text);
-  } catch (const ConfigError& error) {
-    return error.what();
-  }
-  return "no error";
+std::string vit_message(const std::string& name, const std::string& text) {
+  return message_of<ConfigError>([&] { vit_config(name, text); });
 }
 
 TEST(VitConfig, HasThePublishedSizes) {
@@ -52,17 +49,17 @@ TEST(VitConfig, ReadsText) {
 }
 
 TEST(VitConfig, NamesTheNearestWord) {
-  EXPECT_NE(message_of("vit", "hidden_sise=8").find("hidden_size"), std::string::npos);
-  EXPECT_NE(message_of("vit-b6", "").find("vit-b16"), std::string::npos);
-  EXPECT_NE(message_of("vit", "hidden_size=100,num_attention_heads=3").find("102"),
+  EXPECT_NE(vit_message("vit", "hidden_sise=8").find("hidden_size"), std::string::npos);
+  EXPECT_NE(vit_message("vit-b6", "").find("vit-b16"), std::string::npos);
+  EXPECT_NE(vit_message("vit", "hidden_size=100,num_attention_heads=3").find("102"),
             std::string::npos);
-  EXPECT_NE(message_of("vit", "patch_size=5").find("28 x 28"), std::string::npos);
+  EXPECT_NE(vit_message("vit", "patch_size=5").find("28 x 28"), std::string::npos);
   for (const char* text : {"classes", "classes=0", "rows=x", "dropout=1", ","})
-    EXPECT_NE(message_of("vit", text), "no error") << text;
+    EXPECT_NE(vit_message("vit", text), "no error") << text;
 }
 
 TEST(Vit, IsAChainOfNamedStages) {
-  const Chain chain = make_vit(vit_config("vit", kSmall));
+  const Chain chain = make_vit(vit_config("vit", kSmallVit));
   ASSERT_EQ(chain.size(), 4u);
   EXPECT_EQ(chain.stage(0).name(), "embedding");
   EXPECT_EQ(chain.stage(2).name(), "block1");
@@ -70,11 +67,11 @@ TEST(Vit, IsAChainOfNamedStages) {
   EXPECT_EQ(chain.stage(3).name(), "head");
   EXPECT_EQ(chain.stage(1).options().size(), 5u);
   EXPECT_TRUE(chain.runs_without_memory());
-  EXPECT_EQ(chain.num_parameters(), num_parameters(vit_config("vit", kSmall)));
+  EXPECT_EQ(chain.num_parameters(), num_parameters(vit_config("vit", kSmallVit)));
 }
 
 TEST(Vit, HasHuggingFacesNames) {
-  const Chain chain = make_vit(vit_config("vit", kSmall));
+  const Chain chain = make_vit(vit_config("vit", kSmallVit));
   std::set<std::string> names;
   for (const auto& item : chain.named_parameters()) {
     for (const std::string& name : published_names(published_form(chain), item.first))
@@ -93,14 +90,14 @@ TEST(Vit, HasHuggingFacesNames) {
 TEST(Vit, GivesTheSameBitsForEveryOption) {
   for (const char* dropout : {",dropout=0", ",dropout=0.2"}) {
     torch::manual_seed(2);
-    const Chain chain = make_vit(vit_config("vit", std::string(kSmall) + dropout));
+    const Chain chain = make_vit(vit_config("vit", std::string(kSmallVit) + dropout));
     const MicroBatch micro = random_images(3);
     expect_same_bits_for_every_option(chain, micro);
   }
 }
 
 TEST(Vit, CountsRightAnswersOutsideOfTraining) {
-  const Chain chain = make_vit(vit_config("vit", kSmall));
+  const Chain chain = make_vit(vit_config("vit", kSmallVit));
   const MicroBatch micro = random_images(40);
   EXPECT_EQ(run_chain(chain, micro).size(), 1u);
   chain.train(false);
@@ -124,7 +121,8 @@ TEST(Vit, CountsRightAnswersOutsideOfTraining) {
 TEST(Vit, SeesWherePatchesAre) {
   torch::manual_seed(5);
   // The class is which of the six patches is bright.
-  const Chain learner = make_vit(vit_config("vit", std::string(kSmall) + ",classes=6,channels=1"));
+  const Chain learner =
+      make_vit(vit_config("vit", std::string(kSmallVit) + ",classes=6,channels=1"));
   torch::optim::Adam optimizer(learner.parameters(), torch::optim::AdamOptions(3e-3));
   const auto draw = [](std::int64_t count) {
     MicroBatch micro{
@@ -148,7 +146,7 @@ TEST(Vit, SeesWherePatchesAre) {
 }
 
 TEST(Vit, RefusesImagesThatDoNotFit) {
-  const Chain chain = make_vit(vit_config("vit", kSmall));
+  const Chain chain = make_vit(vit_config("vit", kSmallVit));
   MicroBatch micro = random_images(2);
   micro.inputs = {torch::randn({2, 2, 9, 6})};
   EXPECT_THROW(loss_of(chain, micro), DataError);
