@@ -11,14 +11,14 @@
 
 #include <cmath>
 
+#include "execute/padding.h"
 #include "support/transformer.h"
 
 namespace headroom {
 namespace {
 
+using testing::kPadding;
 using testing::SmallGpt;
-
-constexpr std::int64_t kPadding = -100;
 
 /// A token classifier in double, a batch with sequences of very different lengths, and what one
 /// large batch gives.

@@ -8,10 +8,13 @@
 #include <random>
 #include <sstream>
 
+#include "execute/padding.h"
+
 namespace headroom {
 namespace {
 
-constexpr std::int64_t kPadding = -100;
+using testing::kPadding;
+
 constexpr std::int64_t kNumTokens = 13;
 
 struct Case {
@@ -138,7 +141,7 @@ double relative_difference(const Model& a, const Model& b) {
 }
 
 /// Runs one case; returns the relative difference of the weights at the end.
-double run(Case& c) {
+double run_case(Case& c) {
   Model ours(c);
   Model reference(c);
   {
@@ -200,7 +203,7 @@ TEST(AccumulationProperty, EqualsTheLargeBatchInHundredsOfRandomCases) {
   for (std::uint64_t seed = 0; seed < 600; ++seed) {
     torch::manual_seed(seed);
     Case c(seed);
-    const double difference = run(c);
+    const double difference = run_case(c);
     EXPECT_LE(difference, c.type == torch::kDouble ? 1e-12 : 1e-5)
         << "seed " << seed << ": " << c.describe();
     double& worst = c.type == torch::kDouble ? worst_double : worst_float;

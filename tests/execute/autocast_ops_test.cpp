@@ -93,14 +93,15 @@ std::vector<OpCase> cases() {
   return all;
 }
 
-struct Outcome {
+struct OpOutcome {
   at::Tensor value;
   std::vector<at::Tensor> gradients;  // of x first
 };
 
-Outcome run(const OpCase& each, const at::Tensor& values, at::ScalarType type, bool autocasts) {
+OpOutcome run_op(const OpCase& each, const at::Tensor& values, at::ScalarType type,
+                 bool autocasts) {
   const at::Tensor x = values.to(type).requires_grad_();
-  Outcome outcome;
+  OpOutcome outcome;
   {
     std::optional<Autocast> scope;
     if (autocasts) scope.emplace(at::kCPU, at::kBFloat16);
@@ -124,10 +125,10 @@ TEST(OpsUnderAutocast, TakeFloatsAndHalvesAndStayClose) {
     torch::manual_seed(4);
     const at::Tensor values =
         torch::randn({kSamples, kLength, kChannels}).to(at::kBFloat16).to(at::kFloat);
-    const Outcome exact = run(each, values, at::kFloat, false);
+    const OpOutcome exact = run_op(each, values, at::kFloat, false);
     for (const at::ScalarType type : {at::kFloat, at::kBFloat16}) {
       SCOPED_TRACE(each.name + " of " + c10::toString(type));
-      const Outcome half = run(each, values, type, true);
+      const OpOutcome half = run_op(each, values, type, true);
       EXPECT_LE(relative_error(half.value, exact.value), 0.02);
       for (std::size_t i = 0; i < exact.gradients.size(); ++i) {
         EXPECT_LE(relative_error(half.gradients[i], exact.gradients[i]), 0.03) << "gradient " << i;

@@ -32,12 +32,12 @@ namespace {
 
 namespace fs = std::filesystem;
 
-struct ModelCase {
+struct BoundaryModel {
   const char* name;
   const char* config;
 };
 
-const ModelCase kModels[] = {
+const BoundaryModel kBoundaryModels[] = {
     {"mlp", "hidden=64,layers=6"},
     {"nin", "width=4,rows=14,columns=14"},
     {"resnet", "blocks=8,width=4,rows=10,columns=10"},
@@ -68,7 +68,7 @@ BoundaryFormat free_of_charge(KeepAs format) {
   return {kept_format(format).name, kept_format(format).size_ratio, 0.0, 0.0};
 }
 
-struct Outcome {
+struct BoundaryOutcome {
   double loss = 0.0;
   std::vector<at::Tensor> tensors;  // gradients, then buffers
   Schedule plan;
@@ -99,11 +99,11 @@ std::vector<Operation> in_format(std::vector<Operation> operations, std::size_t 
 }
 
 // A policy with boundaries in the format, and every operation's bytes compared with the plan's.
-Outcome run_model(const ModelCase& which, const RunOptions& run) {
+BoundaryOutcome run_with_boundaries(const BoundaryModel& which, const RunOptions& run) {
   seed_everything(5);
   const ZooModel model = make_model(which.name, which.config);
   const MicroBatch micro = batch_for(model.input);
-  Outcome outcome;
+  BoundaryOutcome outcome;
   outcome.plan.operations = keep_everything(model.chain.size());
   ExecutorOptions options;
   options.keep_in_half = run.half;
@@ -164,7 +164,7 @@ Outcome run_model(const ModelCase& which, const RunOptions& run) {
   return outcome;
 }
 
-void expect_identical(const Outcome& a, const Outcome& b) {
+void expect_identical(const BoundaryOutcome& a, const BoundaryOutcome& b) {
   EXPECT_EQ(a.loss, b.loss);
   ASSERT_EQ(a.tensors.size(), b.tensors.size());
   for (std::size_t i = 0; i < a.tensors.size(); ++i)
@@ -175,11 +175,12 @@ TEST(SpilledBoundary, GivesTheSameBitsWithThePlannedBytes) {
   const Folder folder;
   for (const std::optional<at::ScalarType> half :
        {std::optional<at::ScalarType>(), std::optional<at::ScalarType>(at::kBFloat16)}) {
-    for (const ModelCase& model : kModels) {
-      const Outcome plain = run_model(model, {std::nullopt, half});
+    for (const BoundaryModel& model : kBoundaryModels) {
+      const BoundaryOutcome plain = run_with_boundaries(model, {std::nullopt, half});
       for (const char* policy : {"every", "log"}) {
         SCOPED_TRACE(std::string(model.name) + " " + policy + (half ? " in half precision" : ""));
-        const Outcome spilled = run_model(model, {KeepAs::kDisk, half, folder.path(), policy});
+        const BoundaryOutcome spilled =
+            run_with_boundaries(model, {KeepAs::kDisk, half, folder.path(), policy});
         EXPECT_GT(spilled.num_stores, 0);
         expect_identical(spilled, plain);
         EXPECT_TRUE(folder.is_empty());
@@ -190,12 +191,12 @@ TEST(SpilledBoundary, GivesTheSameBitsWithThePlannedBytes) {
 
 TEST(HalfBoundary, IsCloseToExactAndTheSameEachTimeWithThePlannedBytes) {
   for (const KeepAs format : {KeepAs::kBf16, KeepAs::kFp16}) {
-    for (const ModelCase& model : {kModels[0], kModels[3]}) {
+    for (const BoundaryModel& model : {kBoundaryModels[0], kBoundaryModels[3]}) {
       SCOPED_TRACE(model.name);
-      const Outcome exact = run_model(model, {});
-      const Outcome rounded = run_model(model, {format});
+      const BoundaryOutcome exact = run_with_boundaries(model, {});
+      const BoundaryOutcome rounded = run_with_boundaries(model, {format});
       EXPECT_GT(rounded.num_stores, 0);
-      expect_identical(rounded, run_model(model, {format}));
+      expect_identical(rounded, run_with_boundaries(model, {format}));
       EXPECT_NE(rounded.loss, exact.loss) << "nothing was rounded";
       EXPECT_NEAR(rounded.loss, exact.loss, 0.01 * exact.loss);
       for (std::size_t i = 0; i < exact.tensors.size(); ++i) {
@@ -207,7 +208,7 @@ TEST(HalfBoundary, IsCloseToExactAndTheSameEachTimeWithThePlannedBytes) {
 }
 
 TEST(HalfPrecisionRun, HoldsItsBoundariesInHalf) {
-  for (const ModelCase& which : kModels) {
+  for (const BoundaryModel& which : kBoundaryModels) {
     seed_everything(5);
     const ZooModel model = make_model(which.name, which.config);
     const MicroBatch micro = batch_for(model.input);
@@ -312,7 +313,7 @@ TEST(SpilledBoundary, AFullDiskIsABudgetErrorThatLeavesNothingBehind) {
   const std::int64_t before = MemoryMeter::instance().live_bytes();
   try {
     const FullDisk full(6000);
-    run_model(kModels[3], {KeepAs::kDisk, std::nullopt, folder.path()});
+    run_with_boundaries(kBoundaryModels[3], {KeepAs::kDisk, std::nullopt, folder.path()});
     FAIL() << "the disk was not full";
   } catch (const BudgetError& error) {
     EXPECT_NE(std::string(error.what()).find(folder.path()), std::string::npos) << error.what();

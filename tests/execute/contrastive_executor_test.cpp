@@ -8,6 +8,8 @@
 #include <headroom/memory/meter.h>
 #include <headroom/model/chain.h>
 
+#include "execute/largest_difference.h"
+
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
@@ -16,6 +18,7 @@
 namespace headroom {
 namespace {
 
+using testing::largest_difference;
 using Tensors = std::vector<at::Tensor>;
 
 constexpr std::int64_t kInputs = 6;
@@ -91,7 +94,7 @@ MicroBatch make_batch(std::int64_t num_samples, torch::ScalarType type) {
           num_samples};
 }
 
-struct Outcome {
+struct BatchOutcome {
   double loss = 0;
   Tensors gradients;
 };
@@ -122,37 +125,28 @@ std::vector<Operation> recompute_everything(std::size_t num_stages) {
   return operations;
 }
 
-Outcome run_in_parts(const Chain& chain, const MicroBatch& batch, std::int64_t micro_batch,
-                     const std::vector<Operation>& operations) {
+BatchOutcome run_in_parts(const Chain& chain, const MicroBatch& batch, std::int64_t micro_batch,
+                          const std::vector<Operation>& operations) {
   ContrastiveExecutor executor(chain, {});
   const std::vector<MicroBatch> parts = split(batch, micro_batch);
   executor.begin(batch.num_samples, 0);
   for (const MicroBatch& part : parts) executor.embed(part);
-  Outcome outcome;
+  BatchOutcome outcome;
   outcome.loss = executor.run_loss(1.0 / static_cast<double>(batch.num_samples), true);
   for (const MicroBatch& part : parts) executor.accumulate(part, operations);
   outcome.gradients = take_gradients(chain);
   return outcome;
 }
 
-Outcome run_whole(const Chain& chain, const MicroBatch& batch) {
+BatchOutcome run_whole(const Chain& chain, const MicroBatch& batch) {
   Executor executor(chain);
-  Outcome outcome;
+  BatchOutcome outcome;
   outcome.loss = executor
                      .accumulate(batch, keep_everything(chain.size()),
                                  1.0 / static_cast<double>(batch.num_samples))
                      .loss_sum;
   outcome.gradients = take_gradients(chain);
   return outcome;
-}
-
-double largest_difference(const Tensors& a, const Tensors& b) {
-  double largest = 0;
-  for (std::size_t i = 0; i < a.size(); ++i) {
-    const double scale = std::max(1e-30, b[i].abs().max().item<double>());
-    largest = std::max(largest, (a[i] - b[i]).abs().max().item<double>() / scale);
-  }
-  return largest;
 }
 
 TEST(ContrastiveExecutor, GivesTheGradientOfTheWholeBatchForRandomChainsLossesAndSplits) {
@@ -168,8 +162,9 @@ TEST(ContrastiveExecutor, GivesTheGradientOfTheWholeBatchForRandomChainsLossesAn
     given.type = i % 2 == 0 ? torch::kDouble : torch::kFloat;
     const Chain chain = make_chain(given, 100 + i);
     const MicroBatch batch = make_batch(number(2, 30), given.type);
-    const Outcome whole = run_whole(chain, batch);
-    const Outcome parts = run_in_parts(chain, batch, number(1, 9), keep_everything(chain.size()));
+    const BatchOutcome whole = run_whole(chain, batch);
+    const BatchOutcome parts =
+        run_in_parts(chain, batch, number(1, 9), keep_everything(chain.size()));
     const double tolerance = given.type == torch::kDouble ? 1e-9 : 1e-4;
     EXPECT_NEAR(parts.loss, whole.loss, tolerance * std::abs(whole.loss)) << "case " << i;
     EXPECT_LE(largest_difference(parts.gradients, whole.gradients), tolerance) << "case " << i;
@@ -184,12 +179,12 @@ TEST(ContrastiveExecutor, EveryScheduleGivesTheSameBitsAndRandomNumbersMoveOnOnc
   const MicroBatch batch = make_batch(13, torch::kFloat);
   const auto run = [&](const std::vector<Operation>& operations) {
     seed_everything(9);
-    Outcome outcome = run_in_parts(chain, batch, 4, operations);
+    BatchOutcome outcome = run_in_parts(chain, batch, 4, operations);
     outcome.gradients.push_back(cpu_random_state());
     return outcome;
   };
-  const Outcome kept = run(keep_everything(chain.size())),
-                recomputed = run(recompute_everything(chain.size()));
+  const BatchOutcome kept = run(keep_everything(chain.size())),
+                     recomputed = run(recompute_everything(chain.size()));
   EXPECT_EQ(kept.loss, recomputed.loss);
   for (std::size_t i = 0; i < kept.gradients.size(); ++i)
     EXPECT_TRUE(kept.gradients[i].equal(recomputed.gradients[i])) << i;
@@ -198,7 +193,7 @@ TEST(ContrastiveExecutor, EveryScheduleGivesTheSameBitsAndRandomNumbersMoveOnOnc
 TEST(ContrastiveExecutor, RanksWithSharesOfTheBatchAddUpToIt) {
   const Chain chain = make_chain({}, 4);
   const MicroBatch batch = make_batch(10, torch::kFloat);
-  const Outcome whole = run_whole(chain, batch);
+  const BatchOutcome whole = run_whole(chain, batch);
   const std::vector<MicroBatch> shares = split(batch, 5);
   std::vector<std::unique_ptr<ContrastiveExecutor>> ranks;
   Tensors sums;

@@ -5,6 +5,7 @@
 #include <headroom/memory/meter.h>
 
 #include "comm/rank_threads.h"
+#include "execute/largest_difference.h"
 
 #include <gtest/gtest.h>
 #include <torch/torch.h>
@@ -16,6 +17,7 @@
 namespace headroom {
 namespace {
 
+using testing::largest_difference;
 using Tensors = std::vector<at::Tensor>;
 
 /// Two towers and a temperature, as in CLIP.
@@ -60,7 +62,7 @@ at::Tensor contrastive_loss(int kind, const Tensors& e, const at::Tensor& scale)
   return (torch::cdist(e[0], e[1]) * scale).pow(2).mean() - (e[0] - e[1]).pow(2).mean();
 }
 
-MicroBatch make_batch(std::int64_t num_samples, torch::ScalarType type) {
+MicroBatch make_pairs(std::int64_t num_samples, torch::ScalarType type) {
   MicroBatch batch;
   batch.inputs = {torch::randn({num_samples, 6}, type), torch::randn({num_samples, 6}, type)};
   batch.num_samples = num_samples;
@@ -87,15 +89,6 @@ std::pair<Tensors, WindowReport> train(Towers model, int kind,
   return {weights, report};
 }
 
-double largest_difference(const Tensors& a, const Tensors& b) {
-  double largest = 0;
-  for (std::size_t i = 0; i < a.size(); ++i) {
-    const double scale = std::max(1e-30, b[i].abs().max().item<double>());
-    largest = std::max(largest, (a[i] - b[i]).abs().max().item<double>() / scale);
-  }
-  return largest;
-}
-
 /// The same training as an ordinary loop on the whole batch.
 Tensors train_whole(Towers model, int kind, const std::vector<MicroBatch>& batches,
                     double max_norm) {
@@ -112,8 +105,8 @@ Tensors train_whole(Towers model, int kind, const std::vector<MicroBatch>& batch
   return weights;
 }
 
-Towers make_model(std::uint64_t seed, std::int64_t width, std::int64_t depth, double dropout,
-                  torch::ScalarType type) {
+Towers make_towers(std::uint64_t seed, std::int64_t width, std::int64_t depth, double dropout,
+                   torch::ScalarType type) {
   torch::manual_seed(seed);
   return Towers(width, depth, dropout, type);
 }
@@ -130,13 +123,13 @@ TEST(Contrastive, EqualsTheWholeBatchForRandomModelsLossesAndSplits) {
     const double max_norm = i % 3 == 0 ? 0.05 : 0.0;
     torch::manual_seed(100 + i);
     std::vector<MicroBatch> batches;
-    for (int update = 0; update < 3; ++update) batches.push_back(make_batch(number(2, 20), type));
+    for (int update = 0; update < 3; ++update) batches.push_back(make_pairs(number(2, 20), type));
     ContrastiveOptions options;
     options.max_grad_norm = max_norm;
     const auto [ours, report] =
-        train(make_model(i, width, depth, 0.0, type), kind, batches, micro, options);
+        train(make_towers(i, width, depth, 0.0, type), kind, batches, micro, options);
     const Tensors whole =
-        train_whole(make_model(i, width, depth, 0.0, type), kind, batches, max_norm);
+        train_whole(make_towers(i, width, depth, 0.0, type), kind, batches, max_norm);
     EXPECT_LE(largest_difference(ours, whole), type == torch::kDouble ? 1e-9 : 1e-4)
         << "case " << i;
     EXPECT_EQ(report.items, batches.back().num_samples);
@@ -144,9 +137,9 @@ TEST(Contrastive, EqualsTheWholeBatchForRandomModelsLossesAndSplits) {
 }
 
 TEST(Contrastive, DropoutIsReplayedAndTheRandomStateMovesOnOnce) {
-  const std::vector<MicroBatch> batches = {make_batch(12, torch::kFloat)};
+  const std::vector<MicroBatch> batches = {make_pairs(12, torch::kFloat)};
   const auto run = [&](std::int64_t micro) {
-    Towers model = make_model(3, 8, 2, 0.3, torch::kFloat);
+    Towers model = make_towers(3, 8, 2, 0.3, torch::kFloat);
     torch::manual_seed(9);
     Tensors weights = train(model, 0, batches, micro).first;
     weights.push_back(torch::rand({4}));  // what the random state has become
@@ -155,7 +148,7 @@ TEST(Contrastive, DropoutIsReplayedAndTheRandomStateMovesOnOnce) {
   const Tensors first = run(4), again = run(4);
   for (std::size_t i = 0; i < first.size(); ++i) EXPECT_TRUE(torch::equal(first[i], again[i]));
   // One micro-batch is the whole batch: the same masks as an ordinary loop.
-  Towers model = make_model(3, 8, 2, 0.3, torch::kFloat);
+  Towers model = make_towers(3, 8, 2, 0.3, torch::kFloat);
   torch::manual_seed(9);
   Tensors whole = train_whole(model, 0, batches, 0);
   whole.push_back(torch::rand({4}));
@@ -164,9 +157,9 @@ TEST(Contrastive, DropoutIsReplayedAndTheRandomStateMovesOnOnce) {
 
 TEST(Contrastive, ActivationsAreThoseOfOneMicroBatch) {
   MemoryMeter& meter = MemoryMeter::instance();
-  const std::vector<MicroBatch> batches = {make_batch(128, torch::kFloat)};
+  const std::vector<MicroBatch> batches = {make_pairs(128, torch::kFloat)};
   const auto peak = [&](std::int64_t micro) {
-    Towers model = make_model(1, 32, 48, 0.0, torch::kFloat);
+    Towers model = make_towers(1, 32, 48, 0.0, torch::kFloat);
     const std::int64_t before = meter.live_bytes();
     meter.reset_peak();
     train(model, 1, batches, micro);
@@ -176,11 +169,11 @@ TEST(Contrastive, ActivationsAreThoseOfOneMicroBatch) {
 }
 
 TEST(Contrastive, RanksCompareTheirEmbeddingsWithEachOther) {
-  const MicroBatch batch = make_batch(14, torch::kDouble);
-  const Tensors whole = train_whole(make_model(8, 5, 1, 0.0, torch::kDouble), 0, {batch}, 0);
+  const MicroBatch batch = make_pairs(14, torch::kDouble);
+  const Tensors whole = train_whole(make_towers(8, 5, 1, 0.0, torch::kDouble), 0, {batch}, 0);
   std::vector<Tensors> weights(3);
   std::vector<Towers> models;
-  for (int rank = 0; rank < 3; ++rank) models.push_back(make_model(8, 5, 1, 0.0, torch::kDouble));
+  for (int rank = 0; rank < 3; ++rank) models.push_back(make_towers(8, 5, 1, 0.0, torch::kDouble));
   const std::vector<MicroBatch> shares = split(batch, 5);  // 5, 5, 4
   const auto errors = testing::run_ranks(3, [&](Communicator& comm) {
     const auto rank = static_cast<std::size_t>(comm.rank());
@@ -199,7 +192,7 @@ TEST(Contrastive, RanksCompareTheirEmbeddingsWithEachOther) {
 }
 
 TEST(Contrastive, RefusesWhatWouldBeAnotherGradient) {
-  Towers model = make_model(1, 4, 0, 0.0, torch::kFloat);
+  Towers model = make_towers(1, 4, 0, 0.0, torch::kFloat);
   torch::nn::Sequential with_norm(torch::nn::Linear(6, 4), torch::nn::BatchNorm1d(4));
   torch::optim::SGD optimizer(model->parameters(), 0.1);
   const auto embed = [&](const MicroBatch& micro) { return model->embed(micro); };
@@ -208,7 +201,7 @@ TEST(Contrastive, RefusesWhatWouldBeAnotherGradient) {
   with_norm->eval();
   EXPECT_NO_THROW(ContrastiveAccumulator(optimizer, *with_norm, embed, loss));
 
-  const std::vector<MicroBatch> window = split(make_batch(6, torch::kFloat), 2);
+  const std::vector<MicroBatch> window = split(make_pairs(6, torch::kFloat), 2);
   ContrastiveAccumulator good(optimizer, *model, embed, loss);
   EXPECT_THROW(good.update({}), ConfigError);
   int calls = 0;
@@ -228,7 +221,7 @@ TEST(Contrastive, RefusesWhatWouldBeAnotherGradient) {
 }
 
 TEST(Contrastive, AGradientThatIsNotFiniteIsSkipped) {
-  Towers model = make_model(1, 4, 0, 0.0, torch::kFloat);
+  Towers model = make_towers(1, 4, 0, 0.0, torch::kFloat);
   torch::optim::SGD optimizer(model->parameters(), 0.1);
   bool broken = true;
   ContrastiveAccumulator accumulator(
@@ -237,7 +230,7 @@ TEST(Contrastive, AGradientThatIsNotFiniteIsSkipped) {
         const at::Tensor loss = contrastive_loss(0, e, model->scale);
         return broken ? loss * std::nan("") : loss;
       });
-  const std::vector<MicroBatch> window = split(make_batch(6, torch::kFloat), 2);
+  const std::vector<MicroBatch> window = split(make_pairs(6, torch::kFloat), 2);
   const at::Tensor before = model->parameters()[0].detach().clone();
   EXPECT_FALSE(accumulator.update(window).updated);
   EXPECT_TRUE(torch::equal(model->parameters()[0], before));

@@ -16,7 +16,7 @@
 namespace headroom {
 namespace {
 
-struct Outcome {
+struct ModelOutcome {
   double loss = 0.0;
   std::vector<at::Tensor> gradients;
   std::vector<at::Tensor> buffers;
@@ -27,9 +27,10 @@ MicroBatch some_samples(const ModelInput& input) {
   return testing::synthetic_data(input, 8, 3)->load({0, 1, 2, 3});
 }
 
-Outcome run_model(const std::string& name, const std::string& config,
-                  const std::vector<Operation>* operations, std::optional<at::ScalarType> half,
-                  bool check_values = false, std::optional<at::ScalarType> compute = std::nullopt) {
+ModelOutcome run_model(const std::string& name, const std::string& config,
+                       const std::vector<Operation>* operations, std::optional<at::ScalarType> half,
+                       bool check_values = false,
+                       std::optional<at::ScalarType> compute = std::nullopt) {
   seed_everything(5);
   const ZooModel model = make_model(name, config);
   ExecutorOptions options;
@@ -38,7 +39,7 @@ Outcome run_model(const std::string& name, const std::string& config,
   options.check_recomputed_values = check_values;
   Executor executor(model.chain, options);
   const MicroBatch micro = some_samples(model.input);
-  Outcome run;
+  ModelOutcome run;
   run.result = executor.accumulate(
       micro, operations ? *operations : keep_everything(model.chain.size()), 0.25);
   run.loss = run.result.loss_sum;
@@ -58,7 +59,7 @@ std::vector<Operation> policy(const std::string& text, std::size_t num_stages) {
   return schedule_of_policy(costs, parse_policy(text)).operations;
 }
 
-void expect_identical(const Outcome& a, const Outcome& b) {
+void expect_identical(const ModelOutcome& a, const ModelOutcome& b) {
   EXPECT_EQ(a.loss, b.loss);
   ASSERT_EQ(a.gradients.size(), b.gradients.size());
   for (std::size_t i = 0; i < a.gradients.size(); ++i)
@@ -102,12 +103,12 @@ const ModelCase kModels[] = {
 
 TEST(Executor, EveryPolicyGivesBitIdenticalLossGradientsAndBuffers) {
   for (const ModelCase& model : kModels) {
-    const Outcome plain = run_model(model.name, model.config, nullptr, std::nullopt);
+    const ModelOutcome plain = run_model(model.name, model.config, nullptr, std::nullopt);
     EXPECT_EQ(plain.result.num_recomputes, 0);
     for (const char* text : {"every", "sqrt", "log", "segments=2", "revolve=2"}) {
       SCOPED_TRACE(std::string(model.name) + " " + text);
       const std::vector<Operation> operations = policy(text, model.num_stages);
-      const Outcome run =
+      const ModelOutcome run =
           run_model(model.name, model.config, &operations, std::nullopt, /*check_values=*/true);
       EXPECT_GT(run.result.num_recomputes, 0);
       expect_identical(run, plain);
@@ -117,8 +118,8 @@ TEST(Executor, EveryPolicyGivesBitIdenticalLossGradientsAndBuffers) {
 
 TEST(Executor, HalfPrecisionKeepingAgreesBetweenPlansAndIsCloseToFloat) {
   for (const ModelCase& model : kModels) {
-    const Outcome exact = run_model(model.name, model.config, nullptr, std::nullopt);
-    const Outcome plain = run_model(model.name, model.config, nullptr, at::kBFloat16);
+    const ModelOutcome exact = run_model(model.name, model.config, nullptr, std::nullopt);
+    const ModelOutcome plain = run_model(model.name, model.config, nullptr, at::kBFloat16);
     EXPECT_NEAR(plain.loss, exact.loss, 0.05 * exact.loss) << model.name;
     // BatchNorm over four small images divides by almost nothing and makes much of a rounding.
     const bool has_batch_norm = !exact.buffers.empty();
@@ -178,7 +179,7 @@ TEST(Executor, HalfPrecisionKeepsHalfTheBytes) {
 }
 
 void expect_options_to_round_alike(const ModelCase& model, at::ScalarType half) {
-  const Outcome plain = run_model(model.name, model.config, nullptr, half);
+  const ModelOutcome plain = run_model(model.name, model.config, nullptr, half);
   for (const int option : {1, 2}) {
     for (const char* text : {"none", "sqrt"}) {
       std::vector<Operation> operations = policy(text, model.num_stages);
@@ -202,8 +203,8 @@ TEST(Executor, EveryOptionOfABlockRoundsTheSameValues) {
 
 TEST(Executor, EveryPolicyGivesTheSameBitsUnderAutocast) {
   for (const ModelCase& model : kModels) {
-    const Outcome exact = run_model(model.name, model.config, nullptr, std::nullopt);
-    const Outcome plain =
+    const ModelOutcome exact = run_model(model.name, model.config, nullptr, std::nullopt);
+    const ModelOutcome plain =
         run_model(model.name, model.config, nullptr, std::nullopt, false, at::kBFloat16);
     EXPECT_NE(plain.loss, exact.loss) << model.name << ": nothing was computed in bf16";
     EXPECT_NEAR(plain.loss, exact.loss, 0.05 * exact.loss) << model.name;

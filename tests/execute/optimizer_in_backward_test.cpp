@@ -50,7 +50,7 @@ struct Training {
   std::unique_ptr<LeanOptimizer> optimizer;
 };
 
-void expect_identical(torch::nn::Module& a, torch::nn::Module& b) {
+void expect_same_parameters(torch::nn::Module& a, torch::nn::Module& b) {
   const auto first = a.parameters();
   const auto second = b.parameters();
   for (std::size_t i = 0; i < first.size(); ++i)
@@ -75,7 +75,7 @@ TEST_P(OfEveryKind, IsBitIdenticalToAnOrdinaryStep) {
     ordinary.optimizer->step();
     clear_gradients(*ordinary.model);
   }
-  expect_identical(*ordinary.model, *fused.model);
+  expect_same_parameters(*ordinary.model, *fused.model);
 }
 
 TEST(OptimizerInBackward, ThePeakIsLowerByTheGradients) {

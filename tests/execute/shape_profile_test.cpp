@@ -49,12 +49,12 @@ void expect_same_bytes(const ChainCosts& counted, const ChainCosts& measured) {
   }
 }
 
-struct ModelCase {
+struct CountedModel {
   std::string name;
   std::string config;
 };
 
-class CountedBytes : public ::testing::TestWithParam<ModelCase> {};
+class CountedBytes : public ::testing::TestWithParam<CountedModel> {};
 
 TEST_P(CountedBytes, EqualMeasuredBytesForEveryStageAndOption) {
   MemoryMeter::instance();
@@ -115,26 +115,31 @@ TEST(CountChain, RefusesAStageThatNeedsMemoryAndLeavesTheModelAsItWas) {
 INSTANTIATE_TEST_SUITE_P(
     Zoo, CountedBytes,
     ::testing::Values(
-        ModelCase{"mlp", "hidden=64,layers=3"}, ModelCase{"nin", "width=8,rows=14,columns=14"},
-        ModelCase{"resnet", "blocks=2,width=8,rows=12,columns=12"},
-        ModelCase{"resnet", "blocks=2,width=8,rows=12,columns=12,norm=0,channels=3"},
-        ModelCase{"gpt", "n_layer=2,n_head=2,n_embd=32,block_size=32,vocab_size=64,dropout=0.1"},
-        ModelCase{"gpt", "n_layer=2,n_head=4,n_embd=64,block_size=200,vocab_size=300,dropout=0"},
-        ModelCase{"llama",
-                  "num_hidden_layers=2,num_attention_heads=4,num_key_value_heads=2,hidden_size=64,"
-                  "intermediate_size=100,max_position_embeddings=200,vocab_size=300,"
-                  "attention_bias=true"},
-        ModelCase{"vit",
-                  "num_hidden_layers=2,num_attention_heads=2,hidden_size=32,intermediate_size=64,"
-                  "dropout=0.1"},
-        ModelCase{"bert",
-                  "num_hidden_layers=2,num_attention_heads=4,hidden_size=64,intermediate_size=128,"
-                  "max_position_embeddings="
-                  "200,length=180,vocab_size=300,dropout=0.1"},
-        ModelCase{"clip",
-                  "vision_num_hidden_layers=1,text_num_hidden_layers=1,vision_hidden_size=32,text_"
-                  "hidden_size=32,vocab_size="
-                  "60,text_dropout=0.1"}),
+        CountedModel{"mlp", "hidden=64,layers=3"},
+        CountedModel{"nin", "width=8,rows=14,columns=14"},
+        CountedModel{"resnet", "blocks=2,width=8,rows=12,columns=12"},
+        CountedModel{"resnet", "blocks=2,width=8,rows=12,columns=12,norm=0,channels=3"},
+        CountedModel{"gpt", "n_layer=2,n_head=2,n_embd=32,block_size=32,vocab_size=64,dropout=0.1"},
+        CountedModel{"gpt", "n_layer=2,n_head=4,n_embd=64,block_size=200,vocab_size=300,dropout=0"},
+        CountedModel{
+            "llama",
+            "num_hidden_layers=2,num_attention_heads=4,num_key_value_heads=2,hidden_size=64,"
+            "intermediate_size=100,max_position_embeddings=200,vocab_size=300,"
+            "attention_bias=true"},
+        CountedModel{
+            "vit",
+            "num_hidden_layers=2,num_attention_heads=2,hidden_size=32,intermediate_size=64,"
+            "dropout=0.1"},
+        CountedModel{
+            "bert",
+            "num_hidden_layers=2,num_attention_heads=4,hidden_size=64,intermediate_size=128,"
+            "max_position_embeddings="
+            "200,length=180,vocab_size=300,dropout=0.1"},
+        CountedModel{
+            "clip",
+            "vision_num_hidden_layers=1,text_num_hidden_layers=1,vision_hidden_size=32,text_"
+            "hidden_size=32,vocab_size="
+            "60,text_dropout=0.1"}),
     [](const auto& which) { return which.param.name + std::to_string(which.index); });
 
 }  // namespace

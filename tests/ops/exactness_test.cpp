@@ -12,6 +12,7 @@
 
 #include <headroom/core/error.h>
 
+#include "ops/block_inputs.h"
 #include "ops/reference_ops.h"
 
 #include <gtest/gtest.h>
@@ -24,6 +25,11 @@ namespace {
 
 using reference::expect_equal;
 using reference::expect_finite_differences;
+using reference::tolerance_of;
+using testing::attention_of;
+using testing::block_inputs;
+using testing::mlp_of;
+using testing::run_block;
 using torch::Tensor;
 using Inputs = std::vector<Tensor>;
 
@@ -31,8 +37,6 @@ template <class Value>
 Value pick(const std::vector<Value>& values, std::mt19937& random) {
   return values[random() % values.size()];
 }
-
-double tolerance_of(torch::ScalarType type) { return type == torch::kDouble ? 1e-10 : 1e-5; }
 
 // ---- Attention
 
@@ -75,9 +79,9 @@ TEST(Exactness, AttentionOverRandomShapesAndMasks) {
     const AttentionCase c =
         random_attention(random, {1, 2, 3, 17, 31, 47, 48, 49, 97, 255, 256, 257, 300},
                          {1, 2, 5, 8, 16, 17, 33, 64, 80});
-    SCOPED_TRACE(testing::Message() << "case " << i << ": T " << c.length << " H " << c.num_heads
-                                    << " D " << c.head_size << " causal " << c.options.causal
-                                    << " mask " << c.options.key_mask.defined());
+    SCOPED_TRACE(::testing::Message() << "case " << i << ": T " << c.length << " H " << c.num_heads
+                                      << " D " << c.head_size << " causal " << c.options.causal
+                                      << " mask " << c.options.key_mask.defined());
     for (const auto type : {torch::kFloat, torch::kDouble}) {
       expect_equal([&](const Inputs& in) { return attention(in[0], c.num_heads, c.options); },
                    [&](const Inputs& in) {
@@ -105,7 +109,7 @@ Tensor attention_keep(std::int64_t length, std::int64_t num_heads, double p, std
 TEST(Exactness, AttentionWithDropoutMaskAndSeveralHeads) {
   for (const std::int64_t length : {1, 33, 70}) {
     for (const bool causal : {false, true}) {
-      SCOPED_TRACE(testing::Message() << "T " << length << " causal " << causal);
+      SCOPED_TRACE(::testing::Message() << "T " << length << " causal " << causal);
       AttentionOptions options;
       options.causal = causal;
       options.dropout_p = 0.3;
@@ -188,8 +192,8 @@ TEST(Exactness, AttentionByFiniteDifferences) {
   std::mt19937 random(2);
   for (int i = 0; i < 8; ++i) {
     const AttentionCase c = random_attention(random, {1, 2, 3, 5}, {1, 2, 3});
-    SCOPED_TRACE(testing::Message() << "case " << i << ": T " << c.length << " H " << c.num_heads
-                                    << " D " << c.head_size);
+    SCOPED_TRACE(::testing::Message() << "case " << i << ": T " << c.length << " H " << c.num_heads
+                                      << " D " << c.head_size);
     expect_finite_differences(
         [&](const Inputs& in) { return attention(in[0], c.num_heads, c.options); }, {c.qkv});
   }
@@ -201,7 +205,7 @@ TEST(Exactness, LayerNormOverWidths) {
   for (const std::int64_t width : {1, 2, 3, 5, 15, 16, 17, 31, 64, 100, 769}) {
     for (const int affine : {0, 1, 2}) {  // none, weight alone, both
       for (const auto type : {torch::kFloat, torch::kDouble}) {
-        SCOPED_TRACE(testing::Message()
+        SCOPED_TRACE(::testing::Message()
                      << "width " << width << " affine " << affine << " " << type);
         torch::manual_seed(width);
         expect_equal(
@@ -280,8 +284,8 @@ TEST(Exactness, LinearCrossEntropyOverRandomShapes) {
   std::mt19937 random(3);
   for (int i = 0; i < 60; ++i) {
     const EntropyCase c = random_entropy(random, false);
-    SCOPED_TRACE(testing::Message() << "case " << i << ": " << c.num_rows << " rows of " << c.width
-                                    << ", " << c.num_classes << " classes");
+    SCOPED_TRACE(::testing::Message() << "case " << i << ": " << c.num_rows << " rows of "
+                                      << c.width << ", " << c.num_classes << " classes");
     for (const auto type : {torch::kFloat, torch::kDouble}) {
       expect_equal(
           [&](const Inputs& in) {
@@ -304,8 +308,8 @@ TEST(Exactness, LinearCrossEntropyWithABias) {
   std::mt19937 random(7);
   for (int i = 0; i < 30; ++i) {
     const EntropyCase c = random_entropy(random, i >= 25);
-    SCOPED_TRACE(testing::Message() << "case " << i << ": " << c.num_rows << " rows of " << c.width
-                                    << ", " << c.num_classes << " classes");
+    SCOPED_TRACE(::testing::Message() << "case " << i << ": " << c.num_rows << " rows of "
+                                      << c.width << ", " << c.num_classes << " classes");
     const reference::Function ours = [&](const Inputs& in) {
       return linear_cross_entropy(in[0], in[1], c.targets, with(c.options, in[2]));
     };
@@ -369,34 +373,6 @@ TEST(Exactness, LinearCrossEntropyByFiniteDifferences) {
 
 // ---- MLP, block, the rest
 
-// x, then the weights of both halves in the order of the structs.
-Inputs block_inputs(std::int64_t num_samples, std::int64_t length, std::int64_t width,
-                    std::int64_t hidden, bool biases) {
-  const auto bias = [&](std::int64_t n) { return biases ? torch::randn({n}) * 0.1 : Tensor(); };
-  const auto linear = [](std::int64_t out, std::int64_t in) {
-    return torch::randn({out, in}) / std::sqrt(static_cast<double>(in));
-  };
-  return {torch::randn({num_samples, length, width}),
-          torch::rand({width}) + 0.5,
-          bias(width),
-          linear(3 * width, width),
-          bias(3 * width),
-          linear(width, width),
-          bias(width),
-          torch::rand({width}) + 0.5,
-          bias(width),
-          linear(hidden, width),
-          bias(hidden),
-          linear(width, hidden),
-          bias(width)};
-}
-AttentionWeights attention_of(const Inputs& in) {
-  return {in[1], in[2], in[3], in[4], in[5], in[6]};
-}
-MlpWeights mlp_of(const Inputs& in) { return {in[7], in[8], in[9], in[10], in[11], in[12]}; }
-Tensor run_block(const Inputs& in, const BlockOptions& options) {
-  return transformer_block(in[0], attention_of(in), mlp_of(in), options);
-}
 Tensor run_post_norm(const Inputs& in, const BlockOptions& options) {
   return post_norm_block(in[0], attention_of(in), mlp_of(in), options);
 }
@@ -410,7 +386,7 @@ TEST(Exactness, MlpOverRandomShapes) {
     BlockOptions options;
     options.gelu = random() % 2 == 0 ? GeluKind::kExact : GeluKind::kTanh;
     torch::manual_seed(random());
-    SCOPED_TRACE(testing::Message()
+    SCOPED_TRACE(::testing::Message()
                  << "case " << i << ": " << rows << " rows, " << width << " x " << hidden);
     for (const auto type : {torch::kFloat, torch::kDouble}) {
       expect_equal(
@@ -432,7 +408,7 @@ TEST(Exactness, MlpOverRandomShapes) {
 TEST(Exactness, BlockWithPaddingAndResidualDropout) {
   for (const std::int64_t length : {1, 9, 350}) {
     for (const bool causal : {false, true}) {
-      SCOPED_TRACE(testing::Message() << "T " << length << " causal " << causal);
+      SCOPED_TRACE(::testing::Message() << "T " << length << " causal " << causal);
       BlockOptions options;
       options.num_heads = 2;
       options.attention.causal = causal;
@@ -473,7 +449,7 @@ TEST(Exactness, PostNormBlockOverShapesPaddingAndDropout) {
   for (const std::int64_t length : {1, 9, 350}) {
     for (const double p : {0.0, 0.25}) {
       for (const bool biases : {true, false}) {
-        SCOPED_TRACE(testing::Message()
+        SCOPED_TRACE(::testing::Message()
                      << "T " << length << " dropout " << p << " biases " << biases);
         BlockOptions options;
         options.num_heads = 2;
@@ -550,8 +526,8 @@ TEST(Exactness, PatchEmbeddingIsAConvolution) {
   for (const std::int64_t num_samples : {1, 5}) {
     for (const std::int64_t channels : {1, 3}) {
       for (const std::int64_t patch : {1, 4}) {
-        SCOPED_TRACE(testing::Message() << num_samples << " images, " << channels
-                                        << " channels, patches of " << patch);
+        SCOPED_TRACE(::testing::Message() << num_samples << " images, " << channels
+                                          << " channels, patches of " << patch);
         torch::manual_seed(patch);
         Inputs weights = patch_inputs(num_samples, channels, patch, 21, channels == 3);
         const Tensor images = weights[0];

@@ -22,10 +22,9 @@ namespace {
 using reference::difference;
 using reference::expect_equal;
 using reference::expect_finite_differences;
+using reference::tolerance_of;
 using torch::Tensor;
 using Inputs = std::vector<Tensor>;
-
-double tolerance_of(torch::ScalarType type) { return type == torch::kDouble ? 1e-10 : 1e-5; }
 
 // ---- RMS norm
 
@@ -33,7 +32,7 @@ TEST(RmsNorm, EqualsItsReferenceOverWidths) {
   for (const std::int64_t width : {1, 2, 3, 5, 15, 16, 17, 31, 64, 100, 769}) {
     for (const bool weighted : {false, true}) {
       for (const auto type : {torch::kFloat, torch::kDouble}) {
-        SCOPED_TRACE(testing::Message() << "width " << width << " weight " << weighted << type);
+        SCOPED_TRACE(::testing::Message() << "width " << width << " weight " << weighted << type);
         torch::manual_seed(width);
         expect_equal(
             [](const Inputs& in) { return rms_norm(in[0], in[1], 1e-6); },
@@ -129,10 +128,11 @@ TEST(GroupedAttention, EqualsItsReferenceOverRandomShapes) {
   for (int i = 0; i < 40; ++i) {
     const GroupedCase c = random_grouped(random, {1, 2, 17, 47, 48, 49, 97, 256, 257, 300},
                                          {2, 6, 8, 16, 34, 64, 80});
-    SCOPED_TRACE(testing::Message() << "case " << i << ": T " << c.length << " H " << c.num_heads
-                                    << " K " << c.num_kv_heads << " D " << c.head_size << " causal "
-                                    << c.options.causal << " mask " << c.options.key_mask.defined()
-                                    << " rotary " << c.options.rotary.has_value());
+    SCOPED_TRACE(::testing::Message()
+                 << "case " << i << ": T " << c.length << " H " << c.num_heads << " K "
+                 << c.num_kv_heads << " D " << c.head_size << " causal " << c.options.causal
+                 << " mask " << c.options.key_mask.defined() << " rotary "
+                 << c.options.rotary.has_value());
     for (const auto type : {torch::kFloat, torch::kDouble}) {
       expect_equal([&](const Inputs& in) { return attention(in[0], c.num_heads, c.options); },
                    [&](const Inputs& in) {
@@ -195,7 +195,7 @@ struct BlockSizes {
 };
 
 // x, then the weights of both halves, in the order of the structs; the norms have no bias.
-Inputs block_inputs(const BlockSizes& s, bool biases) {
+Inputs gated_block_inputs(const BlockSizes& s, bool biases) {
   torch::manual_seed(s.B * 100 + s.T + s.C);
   const auto bias = [&](std::int64_t n) { return biases ? torch::randn({n}) * 0.1 : Tensor(); };
   const auto linear = [](std::int64_t out, std::int64_t in) {
@@ -214,13 +214,15 @@ Inputs block_inputs(const BlockSizes& s, bool biases) {
           linear(s.C, s.F),
           bias(s.C)};
 }
-AttentionWeights attention_of(const Inputs& in) { return {in[1], {}, in[2], in[3], in[4], in[5]}; }
-MlpWeights mlp_of(const Inputs& in) { return {in[6], {}, in[7], in[8], in[9], in[10]}; }
-Tensor run_block(const Inputs& in, const BlockOptions& options) {
-  return transformer_block(in[0], attention_of(in), mlp_of(in), options);
+AttentionWeights gated_attention_of(const Inputs& in) {
+  return {in[1], {}, in[2], in[3], in[4], in[5]};
+}
+MlpWeights gated_mlp_of(const Inputs& in) { return {in[6], {}, in[7], in[8], in[9], in[10]}; }
+Tensor run_gated_block(const Inputs& in, const BlockOptions& options) {
+  return transformer_block(in[0], gated_attention_of(in), gated_mlp_of(in), options);
 }
 Tensor run_reference(const Inputs& in, const BlockOptions& options) {
-  return reference::gated_block(in[0], attention_of(in), mlp_of(in), options);
+  return reference::gated_block(in[0], gated_attention_of(in), gated_mlp_of(in), options);
 }
 
 BlockOptions block_options(const BlockSizes& s) {
@@ -245,16 +247,16 @@ TEST(GatedBlock, EqualsItsReferenceAtEveryOption) {
   for (const BlockSizes& s : kBlocks) {
     for (const bool biases : {true, false}) {
       BlockOptions options = block_options(s);
-      const Inputs inputs = block_inputs(s, biases);
+      const Inputs inputs = gated_block_inputs(s, biases);
       const Inputs expected = reference::run(
           [&](const Inputs& in) { return run_reference(in, options); }, inputs, torch::kDouble);
       for (std::size_t keep = 0; keep < block_keep_names().size(); ++keep) {
         options.keep = static_cast<BlockKeep>(keep);
-        SCOPED_TRACE(testing::Message() << "T " << s.T << " C " << s.C << " biases " << biases
-                                        << " " << block_keep_names()[keep]);
+        SCOPED_TRACE(::testing::Message() << "T " << s.T << " C " << s.C << " biases " << biases
+                                          << " " << block_keep_names()[keep]);
         for (const auto type : {torch::kFloat, torch::kDouble}) {
           const Inputs actual = reference::run(
-              [&](const Inputs& in) { return run_block(in, options); }, inputs, type);
+              [&](const Inputs& in) { return run_gated_block(in, options); }, inputs, type);
           for (std::size_t i = 0; i < expected.size(); ++i)
             EXPECT_LE(difference(actual[i], expected[i]), tolerance_of(type)) << i;
         }
@@ -268,11 +270,11 @@ TEST(GatedBlock, GivesTheSameBitsWhateverItKeeps) {
   for (const double p : {0.0, 0.2}) {
     BlockOptions options = block_options(s);
     options.attention.dropout_p = options.residual_dropout_p = p;
-    const Inputs inputs = block_inputs(s, true);
+    const Inputs inputs = gated_block_inputs(s, true);
     const auto run = [&](BlockKeep keep) {
       options.keep = keep;
       torch::manual_seed(7);
-      return reference::run([&](const Inputs& in) { return run_block(in, options); }, inputs,
+      return reference::run([&](const Inputs& in) { return run_gated_block(in, options); }, inputs,
                             torch::kFloat);
     };
     const Inputs all = run(BlockKeep::kAll);
@@ -283,15 +285,15 @@ TEST(GatedBlock, GivesTheSameBitsWhateverItKeeps) {
     }
     const torch::NoGradGuard no_grad;
     torch::manual_seed(7);
-    EXPECT_TRUE(torch::equal(all[0], run_block(inputs, options))) << "without gradients";
+    EXPECT_TRUE(torch::equal(all[0], run_gated_block(inputs, options))) << "without gradients";
   }
 }
 
 TEST(GatedBlock, ByFiniteDifferences) {
   const BlockSizes s{1, 3, 4, 5, 2, 1, 2};
   const BlockOptions options = block_options(s);
-  expect_finite_differences([&](const Inputs& in) { return run_block(in, options); },
-                            block_inputs(s, true));
+  expect_finite_differences([&](const Inputs& in) { return run_gated_block(in, options); },
+                            gated_block_inputs(s, true));
 }
 
 TEST(GatedBlock, SiluIsExactFarOut) {
@@ -315,7 +317,7 @@ TEST(GatedBlock, SiluIsExactFarOut) {
 TEST(GatedBlock, EqualsItsReferenceOnEveryTarget) {
   const BlockSizes s{2, 61, 42, 37, 4, 2, 14};
   const BlockOptions options = block_options(s);
-  const Inputs inputs = block_inputs(s, true);
+  const Inputs inputs = gated_block_inputs(s, true);
   const Inputs expected = reference::run(
       [&](const Inputs& in) { return run_reference(in, options); }, inputs, torch::kDouble);
   std::int64_t disabled = 0;
@@ -323,8 +325,8 @@ TEST(GatedBlock, EqualsItsReferenceOnEveryTarget) {
     hwy::DisableTargets(disabled);
     hwy::GetChosenTarget().Update(hwy::SupportedTargets());
     SCOPED_TRACE(hwy::TargetName(target));
-    const Inputs actual = reference::run([&](const Inputs& in) { return run_block(in, options); },
-                                         inputs, torch::kFloat);
+    const Inputs actual = reference::run(
+        [&](const Inputs& in) { return run_gated_block(in, options); }, inputs, torch::kFloat);
     for (std::size_t i = 0; i < expected.size(); ++i)
       EXPECT_LE(difference(actual[i], expected[i]), 1e-5) << i;
     disabled |= target;
@@ -336,9 +338,9 @@ TEST(GatedBlock, EqualsItsReferenceOnEveryTarget) {
 TEST(GatedBlock, PassesThroughTheMetaDevice) {
   const BlockSizes s{2, 9, 8, 20, 2, 1, 4};
   Inputs inputs;
-  for (const Tensor& t : block_inputs(s, true))
+  for (const Tensor& t : gated_block_inputs(s, true))
     inputs.push_back(torch::empty(t.sizes(), torch::kMeta).requires_grad_(true));
-  const Tensor out = run_block(inputs, block_options(s));
+  const Tensor out = run_gated_block(inputs, block_options(s));
   EXPECT_EQ(out.sizes(), inputs[0].sizes());
   out.backward(torch::empty_like(out));
   for (const Tensor& t : inputs) EXPECT_EQ(t.grad().sizes(), t.sizes());

@@ -3,6 +3,7 @@
 #include <headroom/memory/meter.h>
 #include <headroom/ops/transformer.h>
 
+#include "ops/block_inputs.h"
 #include "ops/reference_ops.h"
 
 #include <gtest/gtest.h>
@@ -13,12 +14,14 @@
 namespace headroom {
 namespace {
 
+using testing::attention_of;
+using testing::mlp_of;
 using torch::Tensor;
 
 constexpr std::int64_t kWidth = 12, kHidden = 20, kRank = 3;
 constexpr double kScale = 1.7;
 
-struct Shape {
+struct AdaptedShape {
   bool gated = false, post_norm = false;
   std::int64_t num_rows = 7;
 };
@@ -28,7 +31,7 @@ struct Place {
 };
 
 // Queries and values of qkv, then the three other layers whole; of a gated MLP up alone.
-std::vector<Place> places_of(const Shape& shape) {
+std::vector<Place> places_of(const AdaptedShape& shape) {
   return {{kWidth, 0, kWidth},
           {kWidth, 2 * kWidth, kWidth},
           {kWidth, 0, kWidth},
@@ -37,7 +40,7 @@ std::vector<Place> places_of(const Shape& shape) {
 }
 
 // x, twelve weights of the block, then down and up of each adapter.
-std::vector<Tensor> random_inputs(const Shape& shape) {
+std::vector<Tensor> adapted_inputs(const AdaptedShape& shape) {
   torch::manual_seed(3);
   const auto linear = [](std::int64_t out, std::int64_t in) {
     return torch::randn({out, in}) / std::sqrt(static_cast<double>(in));
@@ -63,14 +66,7 @@ std::vector<Tensor> random_inputs(const Shape& shape) {
   return in;
 }
 
-AttentionWeights attention_of(const std::vector<Tensor>& in) {
-  return {in[1], in[2], in[3], in[4], in[5], in[6]};
-}
-MlpWeights mlp_of(const std::vector<Tensor>& in) {
-  return {in[7], in[8], in[9], in[10], in[11], in[12]};
-}
-
-BlockOptions options_of(const Shape& shape) {
+BlockOptions options_of(const AdaptedShape& shape) {
   BlockOptions options;
   options.num_heads = 3;
   options.attention.causal = true;
@@ -79,12 +75,13 @@ BlockOptions options_of(const Shape& shape) {
   return options;
 }
 
-Tensor run(const Shape& shape, const Tensor& x, const AttentionWeights& attention,
-           const MlpWeights& mlp, const BlockOptions& options) {
+Tensor run_adapted(const AdaptedShape& shape, const Tensor& x, const AttentionWeights& attention,
+                   const MlpWeights& mlp, const BlockOptions& options) {
   return (shape.post_norm ? post_norm_block : transformer_block)(x, attention, mlp, options);
 }
 
-Tensor adapted(const Shape& shape, const std::vector<Tensor>& in, const BlockOptions& options) {
+Tensor adapted(const AdaptedShape& shape, const std::vector<Tensor>& in,
+               const BlockOptions& options) {
   AttentionWeights attention = attention_of(in);
   MlpWeights mlp = mlp_of(in);
   const std::vector<Place> places = places_of(shape);
@@ -95,10 +92,10 @@ Tensor adapted(const Shape& shape, const std::vector<Tensor>& in, const BlockOpt
   attention.proj_adapters = {adapter(2)};
   mlp.hidden_adapters = {adapter(3)};
   mlp.out_adapters = {adapter(4)};
-  return run(shape, in[0], attention, mlp, options);
+  return run_adapted(shape, in[0], attention, mlp, options);
 }
 
-Tensor merged(const Shape& shape, const std::vector<Tensor>& in) {
+Tensor merged(const AdaptedShape& shape, const std::vector<Tensor>& in) {
   const std::vector<Place> places = places_of(shape);
   const auto with = [&](const Tensor& weight, std::size_t i) {
     const Place& place = places[i];
@@ -112,30 +109,30 @@ Tensor merged(const Shape& shape, const std::vector<Tensor>& in) {
   attention.proj_weight = with(in[5], 2);
   mlp.hidden_weight = with(in[9], 3);
   mlp.out_weight = with(in[11], 4);
-  return run(shape, in[0], attention, mlp, options_of(shape));
+  return run_adapted(shape, in[0], attention, mlp, options_of(shape));
 }
 
-const Shape kShapes[] = {{}, {true, false, 7}, {false, true, 7}, {true, false, 1300}};
+const AdaptedShape kAdaptedShapes[] = {{}, {true, false, 7}, {false, true, 7}, {true, false, 1300}};
 
 TEST(LowRank, IsALargerWeight) {
-  for (const Shape& shape : kShapes) {
+  for (const AdaptedShape& shape : kAdaptedShapes) {
     reference::expect_equal(
         [&](const std::vector<Tensor>& in) { return adapted(shape, in, options_of(shape)); },
-        [&](const std::vector<Tensor>& in) { return merged(shape, in); }, random_inputs(shape),
+        [&](const std::vector<Tensor>& in) { return merged(shape, in); }, adapted_inputs(shape),
         shape.num_rows < 1000 ? 1e-5 : 2e-5);  // gradients are sums over the rows
   }
   reference::expect_equal(
       [&](const std::vector<Tensor>& in) { return adapted({}, in, options_of({})); },
-      [&](const std::vector<Tensor>& in) { return merged({}, in); }, random_inputs({}), 1e-10,
+      [&](const std::vector<Tensor>& in) { return merged({}, in); }, adapted_inputs({}), 1e-10,
       torch::kDouble);
 }
 
 // Which tensors are trained, by their place among the inputs.
 using IsTrained = bool (*)(std::size_t index);
 
-std::vector<Tensor> results_of(const Shape& shape, BlockOptions options, BlockKeep keep,
+std::vector<Tensor> results_of(const AdaptedShape& shape, BlockOptions options, BlockKeep keep,
                                IsTrained is_trained, std::int64_t* kept_bytes = nullptr) {
-  std::vector<Tensor> in = random_inputs(shape);
+  std::vector<Tensor> in = adapted_inputs(shape);
   for (std::size_t i = 0; i < in.size(); ++i) in[i].requires_grad_(is_trained(i));
   options.keep = keep;
   torch::manual_seed(8);
@@ -157,7 +154,7 @@ TEST(LowRank, EveryWayToKeepGivesTheSameBitsWithDropoutAndFrozenWeights) {
                                [](std::size_t i) { return i == 0 || i >= 13; },
                                [](std::size_t i) { return i >= 13; },
                                [](std::size_t i) { return i >= 19; }};  // of the MLP alone
-  for (const Shape& shape : kShapes) {
+  for (const AdaptedShape& shape : kAdaptedShapes) {
     for (const IsTrained is_trained : trained) {
       BlockOptions options = options_of(shape);
       options.adapter_dropout_p = 0.3;
@@ -174,10 +171,10 @@ TEST(LowRank, EveryWayToKeepGivesTheSameBitsWithDropoutAndFrozenWeights) {
 
 // The gradient of a sum of squares, along one direction, by differences in double steps of float.
 TEST(LowRank, DropoutHasTheGradientOfItsForward) {
-  const Shape shape;
+  const AdaptedShape shape;
   BlockOptions options = options_of(shape);
   options.adapter_dropout_p = 0.4;
-  const std::vector<Tensor> in = random_inputs(shape);
+  const std::vector<Tensor> in = adapted_inputs(shape);
   std::vector<Tensor> leaves, directions;
   for (const Tensor& tensor : in) {
     leaves.push_back(tensor.clone().requires_grad_());
@@ -201,18 +198,18 @@ TEST(LowRank, DropoutHasTheGradientOfItsForward) {
 }
 
 TEST(LowRank, WhatOnlyGradientsOfFrozenWeightsNeedIsNotKept) {
-  const Shape shape{false, false, 64};
+  const AdaptedShape shape{false, false, 64};
   const BlockOptions options = options_of(shape);
   std::int64_t trained = 0, frozen = 0, no_gelu_norms = 0;
   const auto all = [](std::size_t) { return true; };
   // Adapters of the attention's second layer alone, so that neither a norm nor the GELU is read.
-  std::vector<Tensor> in = random_inputs(shape);
+  std::vector<Tensor> in = adapted_inputs(shape);
   for (std::size_t i = 0; i < in.size(); ++i) in[i].requires_grad_(i == 0);
   const auto kept_by = [&](BlockKeep keep) {
     BlockOptions now = options;
     now.keep = keep;
     const std::int64_t before = MemoryMeter::instance().live_bytes();
-    const Tensor y = run(shape, in[0], attention_of(in), mlp_of(in), now);
+    const Tensor y = run_adapted(shape, in[0], attention_of(in), mlp_of(in), now);
     return MemoryMeter::instance().live_bytes() - before;
   };
   results_of(shape, options, BlockKeep::kAll, all, &trained);
@@ -223,7 +220,7 @@ TEST(LowRank, WhatOnlyGradientsOfFrozenWeightsNeedIsNotKept) {
 }
 
 TEST(LowRank, RefusesSizesThatDoNotFit) {
-  std::vector<Tensor> in = random_inputs({});
+  std::vector<Tensor> in = adapted_inputs({});
   in[14] = torch::randn({kWidth, kRank + 1});
   EXPECT_THROW(adapted({}, in, options_of({})), ConfigError);
 }

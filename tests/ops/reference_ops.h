@@ -162,6 +162,9 @@ inline double difference(const Tensor& actual, const Tensor& expected) {
   return std::isfinite(error) ? error / (largest < 1e-9 ? 1.0 : largest) : HUGE_VAL;
 }
 
+/// What `difference` may be for results computed in `type`.
+inline double tolerance_of(torch::ScalarType type) { return type == torch::kDouble ? 1e-10 : 1e-5; }
+
 using Function = std::function<Tensor(const std::vector<Tensor>&)>;
 
 /// Output and gradients of `function` at copies of the inputs in `type`, for a fixed random

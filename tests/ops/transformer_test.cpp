@@ -5,6 +5,7 @@
 
 #include <headroom/core/error.h>
 
+#include "ops/block_inputs.h"
 #include "ops/reference_ops.h"
 
 #include <gtest/gtest.h>
@@ -15,45 +16,21 @@ namespace headroom {
 namespace {
 
 using reference::difference;
+using testing::attention_of;
+using testing::mlp_of;
+using testing::run_block;
 using torch::Tensor;
 
-// x, then the weights of both halves, in the order of the structs.
 std::vector<Tensor> random_inputs(std::int64_t B, std::int64_t T, std::int64_t C, std::int64_t F,
                                   bool biases = true) {
   torch::manual_seed(B * 100 + T + C);
-  const auto bias = [&](std::int64_t n) { return biases ? torch::randn({n}) * 0.1 : Tensor(); };
-  const auto linear = [](std::int64_t out, std::int64_t in) {
-    return torch::randn({out, in}) / std::sqrt(static_cast<double>(in));
-  };
-  return {torch::randn({B, T, C}),
-          torch::rand({C}) + 0.5,
-          bias(C),
-          linear(3 * C, C),
-          bias(3 * C),
-          linear(C, C),
-          bias(C),
-          torch::rand({C}) + 0.5,
-          bias(C),
-          linear(F, C),
-          bias(F),
-          linear(C, F),
-          bias(C)};
-}
-
-AttentionWeights attention_of(const std::vector<Tensor>& in) {
-  return {in[1], in[2], in[3], in[4], in[5], in[6]};
-}
-MlpWeights mlp_of(const std::vector<Tensor>& in) {
-  return {in[7], in[8], in[9], in[10], in[11], in[12]};
-}
-Tensor block(const std::vector<Tensor>& in, const BlockOptions& options) {
-  return transformer_block(in[0], attention_of(in), mlp_of(in), options);
+  return testing::block_inputs(B, T, C, F, biases);
 }
 
 TEST(LayerNorm, EqualsItsTwin) {
   for (const std::int64_t width : {1, 5, 16, 31, 64, 100}) {
     for (const bool affine : {false, true}) {
-      SCOPED_TRACE(testing::Message() << "width " << width << " affine " << affine);
+      SCOPED_TRACE(::testing::Message() << "width " << width << " affine " << affine);
       torch::manual_seed(width);
       const Tensor weight = affine ? torch::randn({width}) : Tensor(),
                    bias = affine ? torch::randn({width}) : Tensor();
@@ -118,13 +95,13 @@ TEST(TransformerBlock, EqualsItsTwin) {
            {1, 1, 4, 16, 1}, {2, 33, 12, 20, 3}, {2, 60, 64, 256, 4}, {3, 700, 16, 64, 2}}) {
     for (const bool biases : {true, false}) {
       for (const auto type : {torch::kFloat, torch::kDouble}) {
-        SCOPED_TRACE(testing::Message()
+        SCOPED_TRACE(::testing::Message()
                      << "T " << s.T << " C " << s.C << " biases " << biases << " " << type);
         BlockOptions options;
         options.num_heads = s.H;
         options.attention.causal = biases;
         reference::expect_equal(
-            [&](const std::vector<Tensor>& in) { return block(in, options); },
+            [&](const std::vector<Tensor>& in) { return run_block(in, options); },
             [&](const std::vector<Tensor>& in) {
               return reference::block(in[0], attention_of(in), mlp_of(in), options);
             },
@@ -135,17 +112,17 @@ TEST(TransformerBlock, EqualsItsTwin) {
 }
 
 TEST(TransformerBlock, GivesTheSameBitsWhateverItKeeps) {
-  for (const auto& [name, run_block] : {std::make_pair("pre-norm", transformer_block),
-                                        std::make_pair("post-norm", post_norm_block)}) {
+  for (const auto& [name, block_form] : {std::make_pair("pre-norm", transformer_block),
+                                         std::make_pair("post-norm", post_norm_block)}) {
     for (const double p : {0.0, 0.2}) {
-      SCOPED_TRACE(testing::Message() << name << ", dropout " << p);
+      SCOPED_TRACE(::testing::Message() << name << ", dropout " << p);
       BlockOptions options;
       options.num_heads = 4;
       options.attention.causal = true;
       options.attention.dropout_p = options.residual_dropout_p = p;
       options.attention.key_mask = torch::rand({3, 700}) < 0.9;
       const auto inputs = random_inputs(3, 700, 32, 128);
-      const auto once = [&, block = run_block](const std::vector<Tensor>& in) {
+      const auto once = [&, block = block_form](const std::vector<Tensor>& in) {
         return block(in[0], attention_of(in), mlp_of(in), options);
       };
       const auto run = [&](BlockKeep keep) {
@@ -171,7 +148,7 @@ TEST(TransformerBlock, RunsTwiceOnOneGraph) {
   options.num_heads = 2;
   auto inputs = random_inputs(1, 5, 8, 16);
   inputs[0].requires_grad_(true);
-  const Tensor sum = block(inputs, options).sum();
+  const Tensor sum = run_block(inputs, options).sum();
   sum.backward({}, true);
   const Tensor once = inputs[0].grad().clone();
   sum.backward();
@@ -184,10 +161,10 @@ TEST(TransformerBlock, GivesOnlyTheGradientsThatAreWanted) {
   auto inputs = random_inputs(2, 9, 8, 16);
   inputs[3].requires_grad_(true);   // qkv weight
   inputs[12].requires_grad_(true);  // last bias
-  block(inputs, options).pow(2).sum().backward();
-  const auto all =
-      reference::run([&](const std::vector<Tensor>& in) { return block(in, options).pow(2).sum(); },
-                     inputs, torch::kFloat);
+  run_block(inputs, options).pow(2).sum().backward();
+  const auto all = reference::run(
+      [&](const std::vector<Tensor>& in) { return run_block(in, options).pow(2).sum(); }, inputs,
+      torch::kFloat);
   EXPECT_TRUE(torch::equal(inputs[3].grad(), all[4]));
   EXPECT_TRUE(torch::equal(inputs[12].grad(), all[13]));
 }
@@ -198,7 +175,7 @@ TEST(TransformerBlock, TakesNoSamples) {
   auto inputs = random_inputs(2, 9, 8, 16);
   inputs[0] = torch::zeros({0, 9, 8});
   const auto results =
-      reference::run([&](const std::vector<Tensor>& in) { return block(in, options).sum(); },
+      reference::run([&](const std::vector<Tensor>& in) { return run_block(in, options).sum(); },
                      inputs, torch::kFloat);
   for (std::size_t i = 2; i < results.size(); ++i)
     EXPECT_EQ(results[i].abs().max().item<float>(), 0.0f) << i;
@@ -208,8 +185,9 @@ TEST(TransformerBlock, RefusesASecondDerivative) {
   BlockOptions options;
   auto inputs = random_inputs(1, 3, 4, 8);
   inputs[0].requires_grad_(true);
-  EXPECT_THROW(torch::autograd::grad({block(inputs, options).sum()}, {inputs[0]}, {}, true, true),
-               c10::Error);
+  EXPECT_THROW(
+      torch::autograd::grad({run_block(inputs, options).sum()}, {inputs[0]}, {}, true, true),
+      c10::Error);
 }
 
 TEST(TransformerBlock, PassesThroughTheMetaDevice) {
@@ -218,7 +196,7 @@ TEST(TransformerBlock, PassesThroughTheMetaDevice) {
   std::vector<Tensor> inputs;
   for (const Tensor& t : random_inputs(2, 9, 8, 16))
     inputs.push_back(torch::empty(t.sizes(), torch::kMeta).requires_grad_(true));
-  const Tensor out = block(inputs, options);
+  const Tensor out = run_block(inputs, options);
   EXPECT_EQ(out.sizes(), inputs[0].sizes());
   out.backward(torch::empty_like(out));
   for (const Tensor& t : inputs) EXPECT_EQ(t.grad().sizes(), t.sizes());
@@ -241,8 +219,9 @@ TEST(TransformerBlock, EqualsItsTwinOnEveryTarget) {
     hwy::DisableTargets(disabled);
     hwy::GetChosenTarget().Update(hwy::SupportedTargets());
     SCOPED_TRACE(hwy::TargetName(target));
-    const auto actual = reference::run(
-        [&](const std::vector<Tensor>& in) { return block(in, options); }, inputs, torch::kFloat);
+    const auto actual =
+        reference::run([&](const std::vector<Tensor>& in) { return run_block(in, options); },
+                       inputs, torch::kFloat);
     for (std::size_t i = 0; i < expected.size(); ++i)
       EXPECT_LE(difference(actual[i], expected[i]), 1e-5) << i;
     disabled |= target;

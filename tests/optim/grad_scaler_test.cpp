@@ -11,8 +11,8 @@
 namespace headroom {
 namespace {
 
-constexpr float kInfinity = std::numeric_limits<float>::infinity();
-constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
+constexpr float kFloatInfinity = std::numeric_limits<float>::infinity();
+constexpr float kFloatNan = std::numeric_limits<float>::quiet_NaN();
 
 /// PyTorch's rule, as its documentation states it.
 struct Rule {
@@ -37,7 +37,7 @@ TEST(GradScaler, FollowsPyTorchsRuleStepByStep) {
   for (const char c : overflows) {
     const bool overflow = c == 'x';
     const at::Tensor gradient = torch::full({5}, scaler.scale_factor() * 0.5);
-    if (overflow) gradient[2] = kInfinity;
+    if (overflow) gradient[2] = kFloatInfinity;
     EXPECT_EQ(scaler.unscale(std::vector<at::Tensor>{gradient}), !overflow);
     if (!overflow) {
       EXPECT_NEAR(gradient[0].item<float>(), 0.5f, 1e-6f);
@@ -54,21 +54,21 @@ TEST(GradScaler, UnscalesGradientsThatAreCompleteBeforeOthers) {
   for (const bool overflow : {false, true}) {
     GradScaler scaler({1024, 2.0, 0.5, 100, true});
     const at::Tensor early = torch::full({5}, 512.0f), late = torch::full({3}, 1024.0f);
-    if (overflow) early[1] = kInfinity;
+    if (overflow) early[1] = kFloatInfinity;
     scaler.unscale_part({early});
     EXPECT_EQ(early[0].item<float>(), 0.5f);
     EXPECT_EQ(scaler.unscale(std::vector<at::Tensor>{late}), !overflow);
     EXPECT_EQ(late[0].item<float>(), 1.0f);
     scaler.update();
     EXPECT_EQ(scaler.scale_factor(), overflow ? 512.0 : 1024.0);
-    scaler.unscale_part({torch::full({1}, kNan)});
+    scaler.unscale_part({torch::full({1}, kFloatNan)});
     scaler.forget_parts();  // the update starts anew
     EXPECT_TRUE(scaler.unscale(std::vector<at::Tensor>{late}));
   }
 }
 
 TEST(GradScaler, SeesOneBadValueAnywhere) {
-  for (const float bad : {kInfinity, -kInfinity, kNan}) {
+  for (const float bad : {kFloatInfinity, -kFloatInfinity, kFloatNan}) {
     for (const std::int64_t position : {0, 15, 16, 40000, 99999, 100002}) {
       GradScaler scaler;
       const at::Tensor large = torch::ones({100003});
@@ -78,7 +78,7 @@ TEST(GradScaler, SeesOneBadValueAnywhere) {
   }
   GradScaler scaler;
   EXPECT_TRUE(scaler.unscale({torch::ones({3}), at::Tensor(), torch::ones({3}, torch::kDouble)}));
-  const at::Tensor half = torch::full({4}, kInfinity, torch::kBFloat16);
+  const at::Tensor half = torch::full({4}, kFloatInfinity, torch::kBFloat16);
   scaler.update();
   EXPECT_FALSE(scaler.unscale(std::vector<at::Tensor>{half}));
 }
@@ -109,7 +109,7 @@ TEST(GradScaler, DisabledChangesNothing) {
   GradScaler scaler(options);
   const at::Tensor loss = torch::tensor(2.5f);
   EXPECT_TRUE(scaler.scale(loss).is_same(loss));
-  const at::Tensor gradient = torch::full({3}, kInfinity);
+  const at::Tensor gradient = torch::full({3}, kFloatInfinity);
   EXPECT_TRUE(scaler.unscale(std::vector<at::Tensor>{gradient}));
   scaler.update();
   EXPECT_EQ(scaler.scale_factor(), 1);
@@ -120,7 +120,7 @@ TEST(GradScaler, ContinuesExactlyFromItsState) {
   GradScaler first({256, 2.0, 0.5, 4, true});
   const auto run = [](GradScaler& scaler, const std::string& overflows) {
     for (const char c : overflows) {
-      scaler.unscale({torch::full({1}, c == 'x' ? kNan : 1.0f)});
+      scaler.unscale({torch::full({1}, c == 'x' ? kFloatNan : 1.0f)});
       scaler.update();
     }
   };
@@ -146,7 +146,7 @@ class Loop {
     for (int i = 0; i < static_cast<int>(inputs.size()); ++i) {
       at::Tensor loss = inputs[static_cast<std::size_t>(i)].matmul(weight_.t()).pow(2).mean() /
                         static_cast<double>(inputs.size());
-      if (i == overflow_at) loss = loss * kInfinity;
+      if (i == overflow_at) loss = loss * kFloatInfinity;
       scaler_.scale(loss).backward();
     }
     if (scaler_.unscale(optimizer_)) {

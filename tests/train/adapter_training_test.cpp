@@ -13,7 +13,7 @@
 namespace headroom {
 namespace {
 
-constexpr int kNumBudgets = 6;
+constexpr int kNumFrozenBudgets = 6;
 
 struct FrozenCase {
   const char* name;
@@ -24,17 +24,18 @@ struct FrozenCase {
   const char* freeze = "";
 };
 
-const char* const kGpt = "n_layer=4,n_head=2,n_embd=32,block_size=32,vocab_size=64,dropout=0.1";
+const char* const kAdaptedGpt =
+    "n_layer=4,n_head=2,n_embd=32,block_size=32,vocab_size=64,dropout=0.1";
 
 const FrozenCase kCases[] = {
-    {"lora", "gpt", kGpt, 4},
-    {"lora_all", "gpt", kGpt, 2, "all-linear"},
+    {"lora", "gpt", kAdaptedGpt, 4},
+    {"lora_all", "gpt", kAdaptedGpt, 2, "all-linear"},
     {"llama", "llama",
      "num_hidden_layers=3,num_attention_heads=4,num_key_value_heads=2,hidden_size=32,"
      "intermediate_size=88,max_position_embeddings=32,vocab_size=64",
      4, "q_proj,v_proj,down_proj"},
-    {"upper_layers", "gpt", kGpt, 0, "", "embedding,block0,block1"},
-    {"no_mlp", "gpt", kGpt, 0, "", "*.mlp.*"},
+    {"upper_layers", "gpt", kAdaptedGpt, 0, "", "embedding,block0,block1"},
+    {"no_mlp", "gpt", kAdaptedGpt, 0, "", "*.mlp.*"},
     {"images", "resnet", "blocks=4,width=4,rows=10,columns=10,norm=0", 0, "", "stem*"}};
 
 TrainingArguments arguments_for(const FrozenCase& which, std::int64_t budget_bytes,
@@ -102,9 +103,9 @@ TEST_P(FrozenWeights, EveryBudgetGivesTheSameNumbersAndThePredictedPeak) {
                                       ample.batch.peaks.update_bytes);
   const std::string expected =
       FrozenRun(arguments_for(GetParam(), 0, folder.path())).trainer->train().weights_sha256;
-  for (int i = 0; i < kNumBudgets; ++i) {
+  for (int i = 0; i < kNumFrozenBudgets; ++i) {
     const std::int64_t budget =
-        floor + (ample.predicted_peak_bytes() - floor) * i / (kNumBudgets - 1);
+        floor + (ample.predicted_peak_bytes() - floor) * i / (kNumFrozenBudgets - 1);
     const TrainResults results =
         FrozenRun(arguments_for(GetParam(), budget, folder.path())).trainer->train();
     SCOPED_TRACE("budget " + std::to_string(budget) + ", predicted " +

@@ -21,7 +21,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr const char* kGpt =
+constexpr const char* kPagedGpt =
     "n_layer=4,n_head=2,n_embd=64,block_size=16,vocab_size=256,dropout=0.1";
 
 struct PagedCase {
@@ -99,11 +99,11 @@ TEST_P(Paging, EveryBudgetGivesTheSameNumbersAndThePredictedPeak) {
 INSTANTIATE_TEST_SUITE_P(
     Models, Paging,
     ::testing::Values(
-        PagedCase{{"gpt", kGpt, 8, 4, "adamw"}},
-        PagedCase{{"gpt", kGpt, 8, 1, "adamw"}, 1.0, false, 4},
-        PagedCase{{"gpt", kGpt, 8, 8, "adafactor"}, 0.0, false, 4},
-        PagedCase{{"gpt", kGpt, 8, 4, "adamw_8bit"}, 0.01, false, 4},
-        PagedCase{{"gpt", kGpt, 8, 4, "adam"}, 1.0, /*fp16=*/true, 4},
+        PagedCase{{"gpt", kPagedGpt, 8, 4, "adamw"}},
+        PagedCase{{"gpt", kPagedGpt, 8, 1, "adamw"}, 1.0, false, 4},
+        PagedCase{{"gpt", kPagedGpt, 8, 8, "adafactor"}, 0.0, false, 4},
+        PagedCase{{"gpt", kPagedGpt, 8, 4, "adamw_8bit"}, 0.01, false, 4},
+        PagedCase{{"gpt", kPagedGpt, 8, 4, "adam"}, 1.0, /*fp16=*/true, 4},
         PagedCase{{"bert",
                    "num_hidden_layers=4,num_attention_heads=2,hidden_size=64,intermediate_size=256,"
                    "max_position_embeddings=24,length=16,vocab_size=256,dropout=0.1",
@@ -124,7 +124,7 @@ std::int64_t middle_budget(const PagedCase& test, const std::string& folder) {
 TEST(PagedPlans, SayWhatIsInMemoryAndWhatAnUpdateMoves) {
   set_log_quiet(true);
   const ScratchFolder folder("paged_plan");
-  const PagedCase test{{"gpt", kGpt, 8, 4, "adamw"}};
+  const PagedCase test{{"gpt", kPagedGpt, 8, 4, "adamw"}};
   const std::int64_t budget = middle_budget(test, folder.path());
   const RunPlan plan =
       PreparedRun(test.run, arguments_of(test, budget, folder.path())).trainer->plan();
@@ -139,7 +139,7 @@ TEST(PagedPlans, SayWhatIsInMemoryAndWhatAnUpdateMoves) {
 TEST(PagedPlans, AnEstimateTellsTheFloorThatARunThenMeets) {
   set_log_quiet(true);
   const ScratchFolder folder("paged_estimate");
-  const PagedCase test{{"gpt", kGpt, 8, 4, "adamw"}};
+  const PagedCase test{{"gpt", kPagedGpt, 8, 4, "adamw"}};
   TrainingArguments arguments = arguments_of(test, 0, folder.path());
   arguments.spill_dir = folder.path();
   const Estimate result = estimate(arguments);
@@ -156,7 +156,7 @@ TEST(PagedPlans, AnEstimateTellsTheFloorThatARunThenMeets) {
 TEST(PagedPlans, WithoutAFolderTheErrorOffersIt) {
   set_log_quiet(true);
   const ScratchFolder folder("no_folder");
-  const PagedCase test{{"gpt", kGpt, 8, 4, "adamw"}};
+  const PagedCase test{{"gpt", kPagedGpt, 8, 4, "adamw"}};
   TrainingArguments arguments =
       arguments_of(test, middle_budget(test, folder.path()), folder.path());
   arguments.spill_dir.clear();
@@ -171,7 +171,7 @@ TEST(PagedPlans, WithoutAFolderTheErrorOffersIt) {
 TEST(PagedRuns, ResumeAndEvaluateAsIfNothingHadHappened) {
   set_log_quiet(true);
   const ScratchFolder folder("paged_resume"), whole("paged_whole");
-  const PagedCase test{{"gpt", kGpt, 8, 4, "adamw"}};
+  const PagedCase test{{"gpt", kPagedGpt, 8, 4, "adamw"}};
   const std::int64_t budget = middle_budget(test, whole.path());
   TrainingArguments arguments = arguments_of(test, budget, folder.path());
   arguments.save_steps = 2;

@@ -128,7 +128,7 @@ std::shared_ptr<TableData> noisy_data() { return make_data(2 * kNoisyWindow); }
 
 // Dropout, BatchNorm, shuffling, AdamW, a falling learning rate, clipping, several micro-batches on
 // each rank.
-TrainingArguments noisy_arguments(const std::string& output_dir) {
+TrainingArguments noisy_rank_arguments(const std::string& output_dir) {
   TrainingArguments arguments = window_of_eight(output_dir);
   arguments.global_batch_size = kNoisyWindow;
   arguments.per_device_train_batch_size = 2;
@@ -140,7 +140,7 @@ TrainingArguments noisy_arguments(const std::string& output_dir) {
   return arguments;
 }
 
-json losses_of(const std::string& output_dir) {
+json logged_losses(const std::string& output_dir) {
   json losses = json::array();
   for (const auto& line : metrics_of(output_dir)) {
     if (line.contains("loss")) losses.push_back(line["loss"]);
@@ -208,7 +208,7 @@ class Body {
     if (results.eval)
       found_[name]["eval"] = {results.eval->loss, *results.eval->accuracy,
                               results.eval->num_samples};
-    if (is_first()) found_[name]["losses"] = losses_of(arguments.output_dir);
+    if (is_first()) found_[name]["losses"] = logged_losses(arguments.output_dir);
     return results;
   }
 
@@ -260,20 +260,21 @@ class Body {
   }
 
   void noisy_cases() {
-    train("noisy", noisy_arguments(at("noisy")), chain_of(make_noisy_network(5)), noisy_data());
+    train("noisy", noisy_rank_arguments(at("noisy")), chain_of(make_noisy_network(5)),
+          noisy_data());
     found_["noisy"]["next_random"] = torch::rand({1}).item<float>();
     for (const char* policy : {"every", "sqrt"}) {
-      TrainingArguments arguments = noisy_arguments(at(policy));
+      TrainingArguments arguments = noisy_rank_arguments(at(policy));
       arguments.gradient_checkpointing = policy;
       train(policy, arguments, chain_of(make_noisy_network(5)), noisy_data());
     }
-    train("kept", noisy_arguments(at("kept")), checkpointed_chain(false), noisy_data());
-    train("checkpointed", noisy_arguments(at("checkpointed")), checkpointed_chain(true),
+    train("kept", noisy_rank_arguments(at("kept")), checkpointed_chain(false), noisy_data());
+    train("checkpointed", noisy_rank_arguments(at("checkpointed")), checkpointed_chain(true),
           noisy_data());
   }
 
   void stopped_cases() {
-    TrainingArguments cut = noisy_arguments(at("cut"));
+    TrainingArguments cut = noisy_rank_arguments(at("cut"));
     const auto data = noisy_data();
     const std::int64_t loads_per_update = kNoisyWindow / comm_->size() / 2;
     std::int64_t num_loaded = 0;
@@ -311,7 +312,7 @@ class Body {
     const RunCase varying = varying_run();
     memory_case("varying", varying, of_rank_zero(varying_budget(at("varying"))),
                 with_varying_lengths);
-    found_["varying"]["losses"] = is_first() ? losses_of(at("varying")) : json();
+    found_["varying"]["losses"] = is_first() ? logged_losses(at("varying")) : json();
     memory_case("lowered", run, ample, [&](auto data) -> std::shared_ptr<const Dataset> {
       if (comm_->rank() + 1 < comm_->size()) return data;
       return std::make_shared<CapLoweringData>(data, 5, low);
@@ -429,7 +430,7 @@ class Ranks : public ::testing::TestWithParam<int> {
     const TrainResults one = Trainer(arguments, chain, data).train();
     EXPECT_EQ(at(name).at("step"), one.global_step);
     EXPECT_EQ(at(name).at("world_size"), GetParam());
-    const json ours = at(name).at("losses"), theirs = losses_of(arguments.output_dir);
+    const json ours = at(name).at("losses"), theirs = logged_losses(arguments.output_dir);
     ASSERT_EQ(ours.size(), theirs.size());
     for (std::size_t i = 0; i < ours.size(); ++i) {
       ASSERT_EQ(ours[i].is_null(), theirs[i].is_null()) << i;
@@ -570,14 +571,15 @@ TEST_P(Ranks, ThatMeetDifferentShapesTakeTheSamePlanAndGiveTheNumbersOfOne) {
   TrainingArguments arguments = arguments_of(run, at("varying").at("budget"), folder_ / "alone");
   arguments.report_to = "jsonl";
   PreparedRun(run, arguments, with_varying_lengths).trainer->train();
-  const json ours = at("varying").at("losses"), theirs = losses_of(arguments.output_dir);
+  const json ours = at("varying").at("losses"), theirs = logged_losses(arguments.output_dir);
   ASSERT_EQ(ours.size(), theirs.size());
   for (std::size_t i = 0; i < ours.size(); ++i)
     EXPECT_NEAR(ours[i].get<double>(), theirs[i].get<double>(), 1e-5) << i;
 }
 
 TEST_P(Ranks, ASnapshotOfSeveralRanksGoesOnWithOne) {
-  TrainingArguments arguments = noisy_arguments(*folders / (std::to_string(GetParam()) + "/cut"));
+  TrainingArguments arguments =
+      noisy_rank_arguments(*folders / (std::to_string(GetParam()) + "/cut"));
   arguments.resume_from_checkpoint = arguments.output_dir + "/snapshot-1";
   arguments.output_dir = folder_ / "alone";
   EXPECT_EQ(Trainer(arguments, chain_of(make_noisy_network(1)), noisy_data()).train().global_step,

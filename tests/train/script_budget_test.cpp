@@ -16,7 +16,7 @@
 namespace headroom {
 namespace {
 
-constexpr int kNumBudgets = 6;
+constexpr int kNumScriptBudgets = 6;
 
 class ScriptRun {
  public:
@@ -51,9 +51,9 @@ TEST(ScriptBudget, OneHashAndThePredictedPeakAtSixBudgets) {
   const std::int64_t floor = fixed + solver.smallest_budget_bytes();
   const std::int64_t ample = fixed + solver.ample_budget_bytes();
   std::set<std::string> hashes;
-  for (int i = 0; i < kNumBudgets; ++i) {
+  for (int i = 0; i < kNumScriptBudgets; ++i) {
     SCOPED_TRACE("budget " + std::to_string(i));
-    arguments.memory_budget_bytes = floor + (ample - floor) * i / (kNumBudgets - 1);
+    arguments.memory_budget_bytes = floor + (ample - floor) * i / (kNumScriptBudgets - 1);
     const TrainResults results = ScriptRun(path, arguments).trainer->train();
     hashes.insert(results.weights_sha256);
     EXPECT_LE(results.peak_memory_bytes, arguments.memory_budget_bytes);

@@ -409,23 +409,23 @@ TEST_F(TrainerTest, FilesHaveThePromisedKeys) {
   TrainingArguments args = arguments();
   const TrainResults results =
       Trainer(args, chain_of(make_plain_network(5)), make_data(), make_data(5)).train();
-  const auto json = nlohmann::json::parse(read_file(args.output_dir + "/train_results.json"));
-  EXPECT_EQ(json["weights_sha256"], results.weights_sha256);
-  EXPECT_EQ(json["num_parameters"], kWidth * 16 + 16 + 16 * kClasses + kClasses);
-  EXPECT_EQ(json["global_step"], 6);
-  EXPECT_EQ(json["epoch"], 2.0);
-  EXPECT_EQ(json["world_size"], 1);
-  EXPECT_EQ(json["memory_budget_bytes"], 0);
+  const auto written = nlohmann::json::parse(read_file(args.output_dir + "/train_results.json"));
+  EXPECT_EQ(written["weights_sha256"], results.weights_sha256);
+  EXPECT_EQ(written["num_parameters"], kWidth * 16 + 16 + 16 * kClasses + kClasses);
+  EXPECT_EQ(written["global_step"], 6);
+  EXPECT_EQ(written["epoch"], 2.0);
+  EXPECT_EQ(written["world_size"], 1);
+  EXPECT_EQ(written["memory_budget_bytes"], 0);
   for (const char* owner :
        {"weights", "gradients", "optimizer", "activations", "inputs", "other"}) {
-    EXPECT_TRUE(json["peak_bytes_by_owner"].contains(owner)) << owner;
+    EXPECT_TRUE(written["peak_bytes_by_owner"].contains(owner)) << owner;
   }
-  const std::int64_t parameter_bytes = 4 * json["num_parameters"].get<std::int64_t>();
-  EXPECT_EQ(json["peak_bytes_by_owner"]["weights"], parameter_bytes);
-  EXPECT_EQ(json["peak_bytes_by_owner"]["gradients"], parameter_bytes);
-  EXPECT_EQ(json["peak_bytes_by_owner"]["inputs"], 8 * (kWidth * 4 + 8 + 8))
+  const std::int64_t parameter_bytes = 4 * written["num_parameters"].get<std::int64_t>();
+  EXPECT_EQ(written["peak_bytes_by_owner"]["weights"], parameter_bytes);
+  EXPECT_EQ(written["peak_bytes_by_owner"]["gradients"], parameter_bytes);
+  EXPECT_EQ(written["peak_bytes_by_owner"]["inputs"], 8 * (kWidth * 4 + 8 + 8))
       << "rows, labels and, while they are read, indices";
-  EXPECT_TRUE(json.contains("eval_loss") && json.contains("eval_accuracy"));
+  EXPECT_TRUE(written.contains("eval_loss") && written.contains("eval_accuracy"));
   for (const char* key : {"step", "epoch", "loss", "grad_norm", "learning_rate"}) {
     EXPECT_TRUE(metrics_of(args.output_dir)[0].contains(key)) << key;
   }
