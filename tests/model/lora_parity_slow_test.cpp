@@ -84,9 +84,17 @@ Tensors saved_adapters(const Chain& chain, const TemporaryFolder& folder, const 
   return load_safetensors(folder / name + "/adapter_model.safetensors");
 }
 
-void expect_near(const at::Tensor& ours, const at::Tensor& theirs, const std::string& name) {
+// Relative to the largest of a tensor. CLIP's temperature multiplies the rounding errors of its
+// embeddings by 14, and the gradients of its towers are differences of large numbers.
+double tolerance_of(const AdaptedFamily& family) {
+  return std::string(family.name) == "clip" ? 5e-5 : 1e-5;
+}
+
+void expect_near(const at::Tensor& ours, const at::Tensor& theirs, double tolerance,
+                 const std::string& name) {
   ASSERT_EQ(ours.sizes(), theirs.sizes()) << name;
-  EXPECT_LE((ours - theirs).abs().max().item<double>(), 1e-5 * theirs.abs().max().item<double>())
+  EXPECT_LE((ours - theirs).abs().max().item<double>(),
+            tolerance * theirs.abs().max().item<double>())
       << name;
 }
 
@@ -141,14 +149,14 @@ TEST_P(LoraParity, TrainsAsPlainPyTorch) {
         at::Tensor(p.detach()).copy_(p.grad());
       }
       for (const auto& [name, gradient] : saved_adapters(model.chain, folder, "gradients"))
-        expect_near(gradient, expected.at("gradient." + name), name);
+        expect_near(gradient, expected.at("gradient." + name), tolerance_of(family), name);
       for (std::size_t i = 0; i < adapters.size(); ++i)
         at::Tensor(adapters[i].detach()).copy_(values[i]);
     }
     optimizer->step();
   }
   for (const auto& [name, value] : saved_adapters(model.chain, folder, "end"))
-    expect_near(value, expected.at("end." + name), name);
+    expect_near(value, expected.at("end." + name), tolerance_of(family), name);
 }
 
 INSTANTIATE_TEST_SUITE_P(Families, LoraParity, ::testing::ValuesIn(kAdaptedFamilies),
