@@ -34,6 +34,7 @@ const Presets<ClipConfig>& clip_presets() {
     small.vision = small.text = encoder(128, 4, 4);
     published.vision = encoder(768, 12, 12);
     published.text = encoder(512, 12, 8);
+    published.vision_gelu = published.text_gelu = GeluKind::kQuick;
     published.patch_size = 32;
     published.channels = 3;
     published.rows = published.columns = 224;
@@ -201,7 +202,12 @@ ConfigSetters setters_of(ClipConfig& config) {
                         {"channels", set_side(config.channels)},
                         {"vocab_size", set_size(config.vocab_size)},
                         {"length", set_size(config.length)},
-                        {"projection_dim", set_size(config.projection_dim)}};
+                        {"projection_dim", set_size(config.projection_dim)},
+                        {"gelu", [&](const std::string& key, const std::string& value) {
+                           config.vision_gelu = config.text_gelu =
+                               parse_word(key, value, "quick", "exact") ? GeluKind::kQuick
+                                                                        : GeluKind::kExact;
+                         }}};
   add_encoder_setters("vision_", config.vision, setters);
   add_encoder_setters("text_", config.text, setters);
   return setters;
@@ -269,12 +275,14 @@ Chain make_clip(const ClipConfig& config) {
   EncoderBlockOptions options;
   chain.add(std::make_shared<VisionEmbedding>(config));
   options.name_prefix = "vision_";
+  options.gelu = config.vision_gelu;
   for (std::int64_t layer = 0; layer < config.vision.num_hidden_layers; ++layer) {
     chain.add(make_encoder_block(config.vision, layer, "clip_vision_block", options));
   }
   chain.add(std::make_shared<VisionHead>(config));
   chain.add(std::make_shared<TextEmbedding>(config));
   options.name_prefix = "text_";
+  options.gelu = config.text_gelu;
   options.causal = true;
   for (std::int64_t layer = 0; layer < config.text.num_hidden_layers; ++layer) {
     chain.add(make_encoder_block(config.text, layer, "clip_text_block", options));

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <headroom/model/chain.h>
+#include <headroom/ops/transformer.h>
 #include "model/config_file.h"
 #include "model/encoder.h"
 #include "model/published.h"
@@ -15,6 +16,7 @@ namespace headroom {
 /// a small one for images of 28 x 28 and texts by bytes.
 struct ClipConfig {
   EncoderConfig vision, text;
+  GeluKind vision_gelu = GeluKind::kExact, text_gelu = GeluKind::kExact;
   std::int64_t patch_size = 4;
   std::int64_t channels = 1;
   std::int64_t rows = 28;  ///< multiples of patch_size, as columns
@@ -30,8 +32,9 @@ std::vector<std::string> clip_names();
 /// The sizes of a model by name ("clip" has the defaults above, the other those of the published
 /// one), changed by `text`: "k=v,..." with the keys of EncoderConfig and "dropout" after vision_
 /// and text_ (vision_hidden_size, ...), patch_size, image_size (rows and columns at once), rows,
-/// columns, channels, vocab_size, length, projection_dim. Throws ConfigError, naming the nearest
-/// name or key, on what it does not know, and on sizes that do not fit each other.
+/// columns, channels, vocab_size, length, projection_dim, gelu (exact or quick). Throws
+/// ConfigError, naming the nearest name or key, on what it does not know, and on sizes that do not
+/// fit each other.
 ClipConfig clip_config(const std::string& name, const std::string& text = {});
 
 /// 151,277,313 for clip-vit-b32.
@@ -44,7 +47,7 @@ std::int64_t num_parameters(const ClipConfig& config);
 /// batch cannot be split. Outside of training the number of images whose own text is the likeliest
 /// comes second. micro.inputs are images (B, channels, rows, columns), tokens (B, length) int64 and
 /// the place of each text's end (B, 1) int64, whose output stands for the text. Blocks are pre-norm
-/// with exact GELU and offer the options of ops/transformer.h; those of the text are causal. Throws
+/// and offer the options of ops/transformer.h; those of the text are causal. Throws
 /// ConfigError on sizes that do not fit each other.
 Chain make_clip(const ClipConfig& config);
 

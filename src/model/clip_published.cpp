@@ -5,7 +5,8 @@
 namespace headroom {
 namespace {
 
-void exchange_tower(ConfigFile file, EncoderConfig& config, const EncoderConfig& if_absent) {
+void exchange_tower(ConfigFile file, EncoderConfig& config, GeluKind& gelu,
+                    const EncoderConfig& if_absent) {
   file.size("hidden_size", config.hidden_size, if_absent.hidden_size);
   file.size("num_hidden_layers", config.num_hidden_layers, if_absent.num_hidden_layers, set_layers);
   file.size("num_attention_heads", config.num_attention_heads, if_absent.num_attention_heads);
@@ -13,9 +14,9 @@ void exchange_tower(ConfigFile file, EncoderConfig& config, const EncoderConfig&
   file.probability("attention_dropout", config.attention_probs_dropout_prob, 0.0);
   file.probability("hidden_dropout_prob", config.hidden_dropout_prob, 0.0);
   file.only("layer_norm_eps", 1e-5);
-  // Theirs is quick_gelu where the key is missing, so that it must be there.
-  GeluKind gelu = GeluKind::kExact;
-  file.choice<GeluKind>("hidden_act", gelu, {{"gelu", GeluKind::kExact}}, "quick_gelu");
+  file.choice<GeluKind>("hidden_act", gelu,
+                        {{"quick_gelu", GeluKind::kQuick}, {"gelu", GeluKind::kExact}},
+                        "quick_gelu");
 }
 
 PublishedBlockNames block_names(const std::string& tower) {
@@ -37,8 +38,8 @@ void exchange(ConfigFile& file, ClipConfig& config) {
   file.size("projection_dim", config.projection_dim, 512);
   const ClipConfig published = clip_config("clip-vit-b32");
   ConfigFile vision = file.section("vision_config"), text = file.section("text_config");
-  exchange_tower(vision, config.vision, published.vision);
-  exchange_tower(text, config.text, published.text);
+  exchange_tower(vision, config.vision, config.vision_gelu, published.vision);
+  exchange_tower(text, config.text, config.text_gelu, published.text);
   vision.image_size(config.rows, config.columns, published.rows);
   vision.size("patch_size", config.patch_size, published.patch_size, set_side);
   vision.size("num_channels", config.channels, published.channels, set_side);

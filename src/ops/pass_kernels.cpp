@@ -121,8 +121,10 @@ template <GeluKind kKind>
 HWY_INLINE void GeluParts(VF x, VF& cdf, VF& slope) {
   if (kKind == GeluKind::kExact) {
     GeluExactParts(DF(), x, cdf, slope);
-  } else {
+  } else if (kKind == GeluKind::kTanh) {
     GeluTanhParts(DF(), x, cdf, slope);
+  } else {
+    GeluQuickParts(DF(), x, cdf, slope);
   }
 }
 
@@ -164,8 +166,10 @@ void BiasGeluForward(GeluKind kind, const float* h, const float* bias, float* y,
                      std::int64_t end, std::int64_t width) {
   if (kind == GeluKind::kExact) {
     BiasGeluForwardOf<GeluKind::kExact>(h, bias, y, begin, end, width);
-  } else {
+  } else if (kind == GeluKind::kTanh) {
     BiasGeluForwardOf<GeluKind::kTanh>(h, bias, y, begin, end, width);
+  } else {
+    BiasGeluForwardOf<GeluKind::kQuick>(h, bias, y, begin, end, width);
   }
 }
 
@@ -173,8 +177,10 @@ void BiasGeluBackward(GeluKind kind, const float* h, const float* bias, float* g
                       float* dbias, std::int64_t begin, std::int64_t end, std::int64_t width) {
   if (kind == GeluKind::kExact) {
     BiasGeluBackwardOf<GeluKind::kExact>(h, bias, grad, y, dbias, begin, end, width);
-  } else {
+  } else if (kind == GeluKind::kTanh) {
     BiasGeluBackwardOf<GeluKind::kTanh>(h, bias, grad, y, dbias, begin, end, width);
+  } else {
+    BiasGeluBackwardOf<GeluKind::kQuick>(h, bias, grad, y, dbias, begin, end, width);
   }
 }
 

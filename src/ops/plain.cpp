@@ -92,6 +92,7 @@ at::Tensor plain_rms_norm(const at::Tensor& x, const at::Tensor& weight, double 
 }
 
 at::Tensor plain_gelu(const at::Tensor& x, GeluKind kind) {
+  if (kind == GeluKind::kQuick) return x * at::sigmoid(1.702 * x);
   return at::gelu(x, kind == GeluKind::kTanh ? "tanh" : "none");
 }
 

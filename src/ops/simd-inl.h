@@ -91,6 +91,14 @@ HWY_INLINE void GeluTanhParts(DF d, VF x, VF& cdf, VF& slope) {
   slope = hn::Mul(hn::Mul(cdf, hn::Sub(one, cdf)), du);
 }
 
+HWY_INLINE void GeluQuickParts(DF d, VF x, VF& cdf, VF& slope) {
+  const VF one = hn::Set(d, 1.0f), k = hn::Set(d, 1.702f);
+  const VF e = Exp(d, hn::Min(hn::Set(d, 80.0f), hn::Neg(hn::Mul(k, x))));
+  cdf = hn::Div(one, hn::Add(one, e));
+  // 1 - cdf = e cdf, without the cancellation where cdf is near 1.
+  slope = hn::Mul(k, hn::Mul(cdf, hn::Mul(e, cdf)));
+}
+
 // Random bits of element `column` of the row whose keys are given: the same on every target and for
 // every order of work.
 HWY_INLINE VU RandomBits(DU d, std::uint32_t key0, std::uint32_t key1, std::uint32_t column) {

@@ -168,7 +168,7 @@ CONFIGS = {
             "num_channels": 2, "layer_norm_eps": 1e-12, "id2label": {"0": "cat", "1": "dog", "2": "bird"}},
     "clip": {"projection_dim": 12,
              "vision_config": {"hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 3, "intermediate_size": 40, "image_size": 12,
-                               "patch_size": 4, "num_channels": 2, "hidden_act": "gelu"},
+                               "patch_size": 4, "num_channels": 2, "hidden_act": "quick_gelu"},
              "text_config": {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32, "vocab_size": 61,
                              "max_position_embeddings": 11, "hidden_act": "gelu"}},
 }

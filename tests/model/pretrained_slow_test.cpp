@@ -52,7 +52,7 @@ const Family kFamilies[] = {
     {"clip", "clip",
      "vision_hidden_size=32,vision_num_hidden_layers=2,vision_num_attention_heads=4,"
      "text_hidden_size=24,text_num_hidden_layers=3,text_num_attention_heads=2,patch_size=3,"
-     "rows=9,columns=12,channels=2,vocab_size=83,length=11,projection_dim=20"}};
+     "rows=9,columns=12,channels=2,vocab_size=83,length=11,projection_dim=20,gelu=quick"}};
 
 class PretrainedParity : public ::testing::TestWithParam<Family> {};
 

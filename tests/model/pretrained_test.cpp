@@ -42,7 +42,7 @@ const std::vector<std::pair<std::string, std::string>> kTinyModels = {
     {"clip",
      "vision_hidden_size=8,vision_num_hidden_layers=1,vision_num_attention_heads=2,"
      "text_hidden_size=4,text_num_hidden_layers=2,text_num_attention_heads=2,"
-     "patch_size=4,rows=8,columns=8,vocab_size=11,length=5,projection_dim=6"},
+     "patch_size=4,rows=8,columns=8,vocab_size=11,length=5,projection_dim=6,gelu=quick"},
     {"llama",
      "hidden_size=8,num_hidden_layers=2,num_attention_heads=4,num_key_value_heads=2,"
      "intermediate_size=12,vocab_size=11,max_position_embeddings=9,length=7,rope_factor=4"},

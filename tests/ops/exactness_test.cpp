@@ -384,7 +384,7 @@ TEST(Exactness, MlpOverRandomShapes) {
                width = pick<std::int64_t>({1, 6, 17, 32}, random);
     const auto hidden = pick<std::int64_t>({1, 5, 21, 64}, random);
     BlockOptions options;
-    options.gelu = random() % 2 == 0 ? GeluKind::kExact : GeluKind::kTanh;
+    options.gelu = pick<GeluKind>({GeluKind::kExact, GeluKind::kTanh, GeluKind::kQuick}, random);
     torch::manual_seed(random());
     SCOPED_TRACE(::testing::Message()
                  << "case " << i << ": " << rows << " rows, " << width << " x " << hidden);
@@ -434,7 +434,7 @@ TEST(Exactness, BlockWithPaddingAndResidualDropout) {
 }
 
 TEST(Exactness, BlockByFiniteDifferences) {
-  for (const GeluKind gelu : {GeluKind::kExact, GeluKind::kTanh}) {
+  for (const GeluKind gelu : {GeluKind::kExact, GeluKind::kTanh, GeluKind::kQuick}) {
     BlockOptions options;
     options.num_heads = 2;
     options.attention.causal = true;

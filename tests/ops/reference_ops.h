@@ -85,6 +85,7 @@ inline Tensor grouped_attention(const Tensor& qkv, std::int64_t num_heads,
 }
 
 inline Tensor gelu(const Tensor& x, GeluKind kind) {
+  if (kind == GeluKind::kQuick) return x / (1 + torch::exp(-1.702 * x));
   if (kind == GeluKind::kExact) return x * 0.5 * (1 + torch::erf(x / std::sqrt(2.0)));
   return x * 0.5 * (1 + torch::tanh(std::sqrt(2.0 / M_PI) * (x + 0.044715 * x.pow(3))));
 }

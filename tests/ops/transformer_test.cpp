@@ -54,7 +54,7 @@ TEST(LayerNorm, TakesDouble) {
 }
 
 TEST(Mlp, EqualsItsTwin) {
-  for (const GeluKind kind : {GeluKind::kExact, GeluKind::kTanh}) {
+  for (const GeluKind kind : {GeluKind::kExact, GeluKind::kTanh, GeluKind::kQuick}) {
     for (const auto type : {torch::kFloat, torch::kDouble}) {
       BlockOptions options;
       options.gelu = kind;
@@ -75,7 +75,7 @@ TEST(Mlp, EqualsItsTwin) {
 }
 
 TEST(Gelu, IsExactFarOut) {
-  for (const GeluKind kind : {GeluKind::kExact, GeluKind::kTanh}) {
+  for (const GeluKind kind : {GeluKind::kExact, GeluKind::kTanh, GeluKind::kQuick}) {
     BlockOptions options;
     options.gelu = kind;
     const Tensor eye = torch::eye(1), x = torch::linspace(-30, 30, 1001).unsqueeze(1);

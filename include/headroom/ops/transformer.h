@@ -55,8 +55,9 @@ struct AttentionOptions {
 at::Tensor attention(const at::Tensor& qkv, std::int64_t num_heads,
                      const AttentionOptions& options = {});
 
-/// Which Gaussian error linear unit: x Phi(x) itself, or GPT-2's approximation of it by tanh.
-enum class GeluKind : int { kExact, kTanh };
+/// Which Gaussian error linear unit: x Phi(x) itself, GPT-2's approximation of it by tanh, or the
+/// one that OpenAI's CLIP was trained with, x sigmoid(1.702 x).
+enum class GeluKind : int { kExact, kTanh, kQuick };
 
 /// What a transformer block keeps for backward, from the most to the least; what is not kept is
 /// computed again in backward. Values and gradients are bit-identical for all of them. Floats per
