@@ -1,7 +1,8 @@
 // What other work on the same cores costs: samples per second of an mlp, a GPT and a resnet on a
 // free machine and beside neighbours that this program starts, and ends. Three ways of waiting:
-// ours, which adapts, and the OpenMP runtime's two.
-//   contention_benchmark [rounds]
+// ours, which adapts, and the OpenMP runtime's two; `brief` leaves the runtime's out but for
+// spinning on the free machine.
+//   contention_benchmark [rounds] [brief] [mlp] [gpt] [resnet]
 #include <headroom/core/runtime.h>
 
 #include <fmt/format.h>
@@ -104,7 +105,7 @@ struct Waiting {
   const char* environment;
 };
 
-void measure(const Model& model, const std::vector<Scenario>& scenarios, int rounds,
+void measure(const Model& model, const std::vector<Scenario>& scenarios, int rounds, bool is_brief,
              const std::string& folder) {
   const std::vector<Waiting> kinds = {{"adapts", "env -u OMP_WAIT_POLICY -u GOMP_SPINCOUNT"},
                                       {"spins", "env -u OMP_WAIT_POLICY GOMP_SPINCOUNT=300000"},
@@ -113,14 +114,15 @@ void measure(const Model& model, const std::vector<Scenario>& scenarios, int rou
       scenarios.size(), std::vector<std::vector<double>>(kinds.size()));
   for (int round = 0; round < rounds; ++round) {
     for (std::size_t s = 0; s < scenarios.size(); ++s) {
-      for (std::size_t k = 0; k < kinds.size(); ++k)
+      const std::size_t num_kinds = !is_brief ? kinds.size() : s == 0 ? 2 : 1;
+      for (std::size_t k = 0; k < num_kinds; ++k)
         speeds[s][k].push_back(run(model, scenarios[s], kinds[k].environment, folder));
     }
   }
   const double quiet = median(speeds[0][0]);
   for (std::size_t s = 0; s < scenarios.size(); ++s) {
     fmt::print("{:<8} {:<38}", model.name, scenarios[s].name);
-    for (std::size_t k = 0; k < kinds.size(); ++k)
+    for (std::size_t k = 0; k < kinds.size() && !speeds[s][k].empty(); ++k)
       fmt::print("  {} {:8.0f}/s {:.2f}x", kinds[k].name, median(speeds[s][k]),
                  median(speeds[s][k]) / quiet);
     fmt::print("\n");
@@ -152,7 +154,14 @@ int main(int argc, char** argv) {
       {"two ranks of one thread", 0, 1, 2},
       {"two ranks, one neighbour per two cores", std::max(1, cores / 2), 1, 2}};
   fmt::print("{} cores, medians of {} rounds, ratios to the free machine\n", cores, rounds);
-  for (const Model& model : models) measure(model, scenarios, rounds, folder);
+  std::vector<std::string> wanted(argv + std::min(argc, 2), argv + argc);
+  const auto brief = std::find(wanted.begin(), wanted.end(), "brief");
+  const bool is_brief = brief != wanted.end();
+  if (is_brief) wanted.erase(brief);
+  for (const Model& model : models) {
+    if (wanted.empty() || std::find(wanted.begin(), wanted.end(), model.name) != wanted.end())
+      measure(model, scenarios, rounds, is_brief, folder);
+  }
   std::filesystem::remove_all(folder);
   return 0;
 }

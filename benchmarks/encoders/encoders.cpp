@@ -118,6 +118,7 @@ void compare(const Make& make, int updates) {
       ratios[way].push_back(their_time / our_time);
     }
   }
+  static const std::string version = headroom::benchmark::peer_version();
   const double mebi = 1 << 20,
                our_bytes = static_cast<double>(MemoryMeter::instance().peak_bytes() - live);
   fmt::print("{}\n  ours: {:.3f} s per update (median), tensors {:.0f} MiB\n", c.name,
@@ -127,7 +128,7 @@ void compare(const Make& make, int updates) {
     fmt::print(
         "  PyTorch {} {:37} {:.3f} s: ours is {:.2f}x as fast (median of neighbours), in {:.0f}% "
         "of {:.0f} MiB\n",
-        TORCH_VERSION, c.ways[way].name, median(their_times[way]), median(ratios[way]),
+        version, c.ways[way].name, median(their_times[way]), median(ratios[way]),
         100 * our_bytes / bytes, bytes / mebi);
   }
   std::fflush(stdout);
@@ -140,8 +141,7 @@ int main(int argc, char** argv) {
   const int updates = argc > 2 ? std::atoi(argv[2]) : 5;
   configure_threads(0);
   MemoryMeter::instance();
-  const RuntimeInfo info = runtime_info();
-  fmt::print("{}, LibTorch {}, {} threads\n", info.blas, info.libtorch_version, info.num_threads);
+  headroom::benchmark::print_setting();
   torch::manual_seed(0);
   const std::string small =
       "hidden_size=384,num_hidden_layers=6,num_attention_heads=6,intermediate_size=1536";

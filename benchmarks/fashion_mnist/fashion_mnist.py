@@ -1,12 +1,14 @@
 """PyTorch's side of the fashion_mnist benchmark: the guide's training loop, on the data that is handed over.
 
-usage: fashion_mnist.py DATA_FOLDER usual|lean BATCH STEPS UPDATES THREADS      (THREADS 0: PyTorch's default)
+usage: fashion_mnist.py DATA_FOLDER MODEL usual|lean BATCH STEPS UPDATES THREADS      (THREADS 0: PyTorch's default)
+MODEL: mlp, nin or resnet, as src/model has them
 usual: a DataLoader over a dataset that turns one image at a time into a tensor, as torchvision's FashionMNIST with ToTensor does
 lean:  all images as one float tensor in memory, batches by slicing: nothing is left but the training itself
-Prints samples per second, after a warm-up.
+Prints samples per second after a warm-up, and the most resident bytes of the process.
 """
 import gzip
 import os
+import resource
 import struct
 import sys
 import time
@@ -48,16 +50,51 @@ class Slices:
             yield self.images[first:first + self.batch], self.labels[first:first + self.batch]
 
 
+def convolution(into, out, kernel, stride, bias):
+    return torch.nn.Conv2d(into, out, kernel, stride=stride, padding=kernel // 2, bias=bias)
+
+
+def with_norm(into, out, kernel, stride):
+    return convolution(into, out, kernel, stride, False), torch.nn.BatchNorm2d(out), torch.nn.ReLU()
+
+
+class Residual(torch.nn.Module):
+    def __init__(self, width):
+        super().__init__()
+        self.first = torch.nn.Sequential(*with_norm(width, width, 3, 1))
+        self.second = torch.nn.Sequential(convolution(width, width, 3, 1, False), torch.nn.BatchNorm2d(width))
+
+    def forward(self, x):
+        return torch.relu(x + self.second(self.first(x)))
+
+
+def classifier(width):
+    return torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten(), torch.nn.Linear(width, 10)
+
+
+def make_model(name):
+    if name == "mlp":
+        layers = [torch.nn.Flatten(), torch.nn.Linear(784, 512), torch.nn.ReLU(), torch.nn.Linear(512, 512), torch.nn.ReLU(),
+                  torch.nn.Linear(512, 10)]
+    elif name == "nin":
+        blocks = [(1, 32, 1), (32, 64, 2), (64, 128, 2)]
+        layers = [layer for into, out, stride in blocks for layer in (*with_norm(into, out, 3, stride), *with_norm(out, out, 1, 1))]
+        layers += classifier(128)
+    else:
+        layers = [convolution(1, 16, 3, 2, True), *[Residual(16) for _ in range(8)], *classifier(16)]
+    return torch.nn.Sequential(*layers)
+
+
 def main():
-    folder, loop, batch, steps, updates, threads = sys.argv[1], sys.argv[2], *map(int, sys.argv[3:])
+    folder, name, loop = sys.argv[1:4]
+    batch, steps, updates, threads = map(int, sys.argv[4:])
     if threads > 0:
         torch.set_num_threads(threads)
     images = read_idx(folder, "train-images-idx3-ubyte")
     labels = read_idx(folder, "train-labels-idx1-ubyte")
     batches = DataLoader(Images(images, labels), batch_size=batch) if loop == "usual" else Slices(images, labels, batch)
     torch.manual_seed(42)
-    model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(784, 512), torch.nn.ReLU(), torch.nn.Linear(512, 512),
-                                torch.nn.ReLU(), torch.nn.Linear(512, 10))
+    model = make_model(name)
     loss_of = torch.nn.CrossEntropyLoss()
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
 
@@ -77,7 +114,7 @@ def main():
         if done == warm_up + updates * steps:
             break
     seconds = time.perf_counter() - start
-    print((done - warm_up) * batch / seconds)
+    print((done - warm_up) * batch / seconds, 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
 
 
 main()

@@ -162,6 +162,7 @@ void compare(const Case& c, int updates, bool as_installed) {
     ratios.push_back(their_time / our_time);
     sgemm.push_back(speed);
   }
+  static const std::string version = headroom::benchmark::peer_version();
   const double our_resident = static_cast<double>(peak_resident_bytes() - resident);
   const double our_tensors = static_cast<double>(MemoryMeter::instance().peak_bytes() - live);
   const double their_resident = theirs.finish();
@@ -171,7 +172,7 @@ void compare(const Case& c, int updates, bool as_installed) {
              static_cast<double>(c.num_parameters) / 1e6);
   fmt::print(
       "  seconds per update, median (best): ours {:.3f} ({:.3f}), PyTorch {} {:.3f} ({:.3f})\n",
-      median(our_times), *std::min_element(our_times.begin(), our_times.end()), TORCH_VERSION,
+      median(our_times), *std::min_element(our_times.begin(), our_times.end()), version,
       median(their_times), *std::min_element(their_times.begin(), their_times.end()));
   fmt::print("  tokens per second: ours {:.0f}, PyTorch {:.0f}: {:.2f}x (median of neighbours)\n",
              tokens / median(our_times), tokens / median(their_times), median(ratios));
@@ -267,9 +268,8 @@ int main(int argc, char** argv) {
   const bool as_installed = mode == "as_installed";
   configure_threads(0);
   MemoryMeter::instance();
-  const RuntimeInfo info = runtime_info();
-  fmt::print("{}, LibTorch {}, {} threads; PyTorch {}\n", info.blas, info.libtorch_version,
-             info.num_threads, as_installed ? "as installed" : "with the same matrix kernels");
+  headroom::benchmark::print_setting();
+  fmt::print("PyTorch {}\n", as_installed ? "as installed" : "with the same matrix kernels");
   torch::manual_seed(0);
   sgemm_flop_per_second();
   if (which == "options") {

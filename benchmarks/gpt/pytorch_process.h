@@ -4,6 +4,7 @@
 // whenever it is told to.
 
 #include "core/blas_kernels.h"
+#include "peer.h"
 
 #include <fmt/format.h>
 
@@ -27,8 +28,9 @@ class PyTorchProcess {
       throw std::runtime_error("no pipe");
     const std::string core = headroom::blas_core();
     const std::string blas = as_installed || core.empty() ? "" : "OPENBLAS_CORETYPE=" + core + " ";
-    const std::string command = fmt::format("{}exec /usr/bin/python3 {}/{} serve {}", blas,
-                                            HEADROOM_BENCHMARK_DIR, script, arguments);
+    const std::string command =
+        fmt::format("{}exec {} {}/{} serve {}", blas, headroom::benchmark::peer_python(),
+                    HEADROOM_BENCHMARK_DIR, script, arguments);
     child_ = fork();
     if (child_ == 0) {
       dup2(to_child[0], 0);

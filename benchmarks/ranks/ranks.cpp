@@ -14,6 +14,7 @@
 #include <string>
 #include <vector>
 
+#include "peer.h"
 #include "timing.h"
 
 namespace {
@@ -47,11 +48,11 @@ double ours(int ranks, int threads, int updates, const std::string& output) {
 }
 
 double theirs(int ranks, int threads, int updates) {
-  return number_of(
-      fmt::format("OPENBLAS_CORETYPE='{}' /usr/bin/python3 '{}/ranks/pytorch_ranks.py' {} {} {} {} "
-                  "{} {} {} {} 2 {}",
-                  headroom::blas_core(), HEADROOM_BENCHMARK_DIR, ranks, threads, kLayers, kHeads,
-                  kWidth, kLength, kVocabulary, kGlobalBatch / 2 / ranks, updates));
+  return number_of(fmt::format(
+      "OPENBLAS_CORETYPE='{}' {} '{}/ranks/pytorch_ranks.py' {} {} {} {} "
+      "{} {} {} {} 2 {}",
+      headroom::blas_core(), headroom::benchmark::peer_python(), HEADROOM_BENCHMARK_DIR, ranks,
+      threads, kLayers, kHeads, kWidth, kLength, kVocabulary, kGlobalBatch / 2 / ranks, updates));
 }
 
 void print(const char* what, const std::vector<double>& speeds, const std::vector<double>& base) {
@@ -78,12 +79,14 @@ int main(int argc, char** argv) {
     pytorch.push_back(theirs(2, 1, updates));
   }
   std::filesystem::remove_all(output);
+  headroom::benchmark::print_setting();
   fmt::print(
       "GPT of {} layers, width {}, T {}, global batch {}, two micro-batches per update on each "
       "rank\n",
       kLayers, kWidth, kLength, kGlobalBatch);
   print("one rank, two threads", one, one);
   print("two ranks, one thread each", two, one);
-  print("PyTorch DistributedDataParallel, the same", pytorch, one);
+  const std::string version = headroom::benchmark::peer_version();
+  print(fmt::format("PyTorch {} DistributedDataParallel", version).c_str(), pytorch, one);
   return 0;
 }
