@@ -186,8 +186,8 @@ ArgumentField task(const char* help) {
   return made;
 }
 
-// A flag is one row here and one member of TrainingArguments.
-std::vector<ArgumentField> make_fields() {
+// A flag is one row in one of these groups and one member of TrainingArguments.
+std::vector<ArgumentField> model_fields() {
   return {
       text("model", &A::model, "a model of the zoo, or a TorchScript file (PATH.pt)",
            kInSnapshot | kAffectsCosts),
@@ -220,6 +220,11 @@ std::vector<ArgumentField> make_fields() {
            "parameters that are not trained, by their names or those of modules: a,b.*",
            kInSnapshot | kAffectsCosts),
       task("what is learned; without it, what the model is for"),
+  };
+}
+
+std::vector<ArgumentField> data_fields() {
+  return {
       text("dataset", &A::dataset, "what to train on", kInSnapshot | kAffectsCosts),
       text(
           "tokenizer", &A::tokenizer,
@@ -236,9 +241,13 @@ std::vector<ArgumentField> make_fields() {
              "put several texts into one row of a causal language model; none sees another",
              kInSnapshot | kAffectsCosts),
       on_off("group_by_length", &A::group_by_length,
-             "put texts of like length into one micro-batch, so that less is padding", kInSnapshot),
+             "put texts of similar length into one micro-batch, so that less is padding", kInSnapshot),
       on_off("shuffle", &A::shuffle, "a new order in each epoch, by data_seed", kInSnapshot),
+  };
+}
 
+std::vector<ArgumentField> batch_and_memory_fields() {
+  return {
       integer("per_device_train_batch_size", &A::per_device_train_batch_size, {0, kMaxBatchSamples},
               "micro-batch: samples in memory at once, on each rank; 0: 8, or the planner's choice "
               "with global_batch_size"),
@@ -268,7 +277,11 @@ std::vector<ArgumentField> make_fields() {
       choice("half_precision_backend", &A::half_precision_backend, {"auto", "autocast", "keep"},
              "autocast computes in half precision; keep computes in fp32 and keeps activations in "
              "half precision; auto is autocast where that is faster"),
+  };
+}
 
+std::vector<ArgumentField> optimizer_fields() {
+  return {
       text("optim", &A::optim, "the optimizer, with the state that it keeps", kInSnapshot),
       real("learning_rate", &A::learning_rate, {0, {}}, "the highest learning rate"),
       real("weight_decay", &A::weight_decay, {0, {}}, "not applied to biases and norms"),
@@ -291,7 +304,11 @@ std::vector<ArgumentField> make_fields() {
               kInSnapshot),
       integer("dataloader_num_workers", &A::dataloader_num_workers, {0, kMaxThreads},
               "threads that read and decode samples ahead of training; 0: load when needed"),
+  };
+}
 
+std::vector<ArgumentField> evaluation_and_output_fields() {
+  return {
       choice("eval_strategy", &A::eval_strategy, {"no", "steps", "epoch"},
              "when to evaluate besides the end"),
       integer("eval_steps", &A::eval_steps, {1, kMaxUpdates},
@@ -316,7 +333,11 @@ std::vector<ArgumentField> make_fields() {
       on_off("sample", &A::sample, "print generated text at the end (language models)", kPerRank),
       on_off("error_on_nan", &A::error_on_nan,
              "stop at a gradient that is not finite instead of skipping the update"),
+  };
+}
 
+std::vector<ArgumentField> process_fields() {
+  return {
       integer("nproc_per_node", &A::nproc_per_node, {1, kMaxRanks},
               "ranks to train on, started on this machine (or start them with torchrun)", kPerRank),
       integer("ddp_timeout", &A::ddp_timeout, {1, kMaxTimeoutSeconds},
@@ -327,6 +348,16 @@ std::vector<ArgumentField> make_fields() {
       on_off("disable_tqdm", &A::disable_tqdm, "no progress bar", kPerRank),
       on_off("json", &A::json, "print the results as JSON", kPerRank),
   };
+}
+
+// In the order in which --help shows them.
+std::vector<ArgumentField> make_fields() {
+  std::vector<ArgumentField> all;
+  for (const auto& group : {model_fields, data_fields, batch_and_memory_fields, optimizer_fields,
+                            evaluation_and_output_fields, process_fields}) {
+    for (ArgumentField& field : group()) all.push_back(std::move(field));
+  }
+  return all;
 }
 
 template <typename Predicate>

@@ -151,6 +151,64 @@ double byte_unit(double largest) {
   return unit;
 }
 
+std::string draw_layers(const Plot& plot, const StackedChart& chart) {
+  std::string drawn;
+  std::vector<double> base(chart.columns.size(), 0.0);
+  for (const ChartLayer& layer : chart.layers) {
+    std::string upper, lower;
+    for (std::size_t i = 0; i < base.size(); ++i) {
+      const double left = plot.at_x(static_cast<double>(i)),
+                   right = plot.at_x(static_cast<double>(i + 1));
+      const double top = plot.at_y(base[i] + layer.bytes[i]), bottom = plot.at_y(base[i]);
+      upper += fmt::format("{}{:.1f} {:.1f}H{:.1f}", i == 0 ? "M" : "L", left, top, right);
+      lower.insert(0, fmt::format("L{:.1f} {:.1f}H{:.1f}", right, bottom, left));
+      base[i] += layer.bytes[i];
+    }
+    drawn += fmt::format("<path class=\"layer {}\" d=\"{}{}Z\"/>\n", layer.css_class, upper, lower);
+  }
+  return drawn;
+}
+
+std::string draw_tops(const Plot& plot, const StackedChart& chart) {
+  std::string drawn;
+  for (std::size_t i = 0; i < chart.tops.size(); ++i) {
+    drawn += fmt::format("<path class=\"top\" d=\"M{:.1f} {:.1f}H{:.1f}\"/>\n",
+                         plot.at_x(static_cast<double>(i)), plot.at_y(chart.tops[i]),
+                         plot.at_x(static_cast<double>(i + 1)));
+  }
+  return drawn;
+}
+
+std::string draw_limit(const Plot& plot, const StackedChart& chart) {
+  if (chart.limit <= 0) return "";
+  return fmt::format(
+      "<path class=\"limit\" d=\"M{:.1f} {:.1f}H{:.1f}\"/><text class=\"limit\" x=\"{:.1f}\" "
+      "y=\"{:.1f}\">{}</text>\n",
+      kLeft, plot.at_y(chart.limit), kWidth - kRight, kLeft + 6, plot.at_y(chart.limit) - 5,
+      escape_html(chart.limit_name));
+}
+
+// Invisible columns on top carry what is shown when pointed at.
+std::string draw_hits(const Plot& plot, const StackedChart& chart) {
+  std::string drawn;
+  for (std::size_t i = 0; i < chart.columns.size(); ++i) {
+    std::string text = chart.columns[i];
+    for (auto layer = chart.layers.rbegin(); layer != chart.layers.rend(); ++layer) {
+      text += fmt::format("\n{}: {}", layer->name,
+                          format_bytes(static_cast<std::int64_t>(layer->bytes[i])));
+    }
+    if (!chart.tops.empty())
+      text += fmt::format("\n{}: {}", chart.tops_name,
+                          format_bytes(static_cast<std::int64_t>(chart.tops[i])));
+    drawn += fmt::format(
+        "<rect class=\"hit\" x=\"{:.1f}\" y=\"{:.1f}\" width=\"{:.1f}\" "
+        "height=\"{:.1f}\"><title>{}</title></rect>\n",
+        plot.at_x(static_cast<double>(i)), kTop, plot.at_x(1) - plot.at_x(0), plot.bottom() - kTop,
+        escape_html(text));
+  }
+  return drawn;
+}
+
 }  // namespace
 
 std::string escape_html(const std::string& text) {
@@ -208,12 +266,11 @@ std::string line_chart(const std::vector<ChartLine>& lines, const std::string& x
 std::string stacked_chart(const StackedChart& chart, int height) {
   if (chart.columns.empty()) return "";
   double highest = chart.limit;
-  std::vector<double> base(chart.columns.size(), 0.0);
-  for (const ChartLayer& layer : chart.layers) {
-    for (std::size_t i = 0; i < base.size(); ++i) base[i] += layer.bytes[i];
+  for (std::size_t i = 0; i < chart.columns.size(); ++i) {
+    double sum = 0.0;
+    for (const ChartLayer& layer : chart.layers) sum += layer.bytes[i];
+    highest = std::max({highest, sum, chart.tops.empty() ? 0.0 : chart.tops[i]});
   }
-  for (std::size_t i = 0; i < base.size(); ++i)
-    highest = std::max({highest, base[i], chart.tops.empty() ? 0.0 : chart.tops[i]});
   Axis x;
   x.high = static_cast<double>(chart.columns.size());
   const Axis y =
@@ -225,49 +282,8 @@ std::string stacked_chart(const StackedChart& chart, int height) {
       text.erase(zeros, 3);
     return text;
   });
-  std::fill(base.begin(), base.end(), 0.0);
-  for (const ChartLayer& layer : chart.layers) {
-    std::string upper, lower;
-    for (std::size_t i = 0; i < base.size(); ++i) {
-      const double left = plot.at_x(static_cast<double>(i)),
-                   right = plot.at_x(static_cast<double>(i + 1));
-      const double top = plot.at_y(base[i] + layer.bytes[i]), bottom = plot.at_y(base[i]);
-      upper += fmt::format("{}{:.1f} {:.1f}H{:.1f}", i == 0 ? "M" : "L", left, top, right);
-      lower.insert(0, fmt::format("L{:.1f} {:.1f}H{:.1f}", right, bottom, left));
-      base[i] += layer.bytes[i];
-    }
-    inside +=
-        fmt::format("<path class=\"layer {}\" d=\"{}{}Z\"/>\n", layer.css_class, upper, lower);
-  }
-  for (std::size_t i = 0; i < chart.tops.size(); ++i) {
-    inside += fmt::format("<path class=\"top\" d=\"M{:.1f} {:.1f}H{:.1f}\"/>\n",
-                          plot.at_x(static_cast<double>(i)), plot.at_y(chart.tops[i]),
-                          plot.at_x(static_cast<double>(i + 1)));
-  }
-  if (chart.limit > 0) {
-    inside += fmt::format(
-        "<path class=\"limit\" d=\"M{:.1f} {:.1f}H{:.1f}\"/><text class=\"limit\" x=\"{:.1f}\" "
-        "y=\"{:.1f}\">{}</text>\n",
-        kLeft, plot.at_y(chart.limit), kWidth - kRight, kLeft + 6, plot.at_y(chart.limit) - 5,
-        escape_html(chart.limit_name));
-  }
-  // Invisible columns on top carry what is shown when pointed at.
-  for (std::size_t i = 0; i < chart.columns.size(); ++i) {
-    std::string text = chart.columns[i];
-    for (auto layer = chart.layers.rbegin(); layer != chart.layers.rend(); ++layer) {
-      text += fmt::format("\n{}: {}", layer->name,
-                          format_bytes(static_cast<std::int64_t>(layer->bytes[i])));
-    }
-    if (!chart.tops.empty())
-      text += fmt::format("\n{}: {}", chart.tops_name,
-                          format_bytes(static_cast<std::int64_t>(chart.tops[i])));
-    inside += fmt::format(
-        "<rect class=\"hit\" x=\"{:.1f}\" y=\"{:.1f}\" width=\"{:.1f}\" "
-        "height=\"{:.1f}\"><title>{}</title></rect>\n",
-        plot.at_x(static_cast<double>(i)), kTop, plot.at_x(1) - plot.at_x(0), plot.bottom() - kTop,
-        escape_html(text));
-  }
-  inside += plot.x_name("operations of one micro-batch, in order");
+  inside += draw_layers(plot, chart) + draw_tops(plot, chart) + draw_limit(plot, chart) +
+            draw_hits(plot, chart) + plot.x_name("operations of one micro-batch, in order");
   return plot.wrap("bytes by owner", inside);
 }
 

@@ -91,6 +91,22 @@ const char* phase_of(const Operation& operation) {
   return operation.kind == OperationKind::kBackward ? "backward" : "forward";
 }
 
+template <typename Pairs>
+Json bytes_json(const Pairs& bytes_by_name) {
+  Json json = Json::object();
+  for (const auto& [name, bytes] : bytes_by_name) json.set(name, bytes);
+  return json;
+}
+
+// "weights 1.00 MiB, gradients 1.00 MiB"
+template <typename Pairs>
+std::string bytes_text(const Pairs& bytes_by_name) {
+  std::string text;
+  for (const auto& [name, bytes] : bytes_by_name)
+    text += fmt::format("{}{} {}", text.empty() ? "" : ", ", name, format_bytes(bytes));
+  return text;
+}
+
 Json paging_json(const PagingPlan& paging) {
   Json units = Json::array();
   for (std::size_t i = 0; i < paging.units.size(); ++i) {
@@ -135,34 +151,7 @@ std::string paging_text(const PagingPlan& paging) {
       1e-9 * static_cast<double>(paging.wait_ns));
 }
 
-}  // namespace
-
-Json to_json(const RunPlan& plan) {
-  Json json = Json::object();
-  json.set("global_batch_size", plan.global_batch)
-      .set("world_size", plan.num_ranks)
-      .set("micro_batch_size", plan.micro_batch())
-      .set("gradient_accumulation_steps", plan.num_micro_batches())
-      .set("memory_budget_bytes", plan.budget_bytes)
-      .set("update_in_backward", plan.updates_in_backward());
-  if (!plan.optimizer_state_bytes.empty()) {
-    Json states = Json::object();
-    for (const auto& [name, bytes] : plan.optimizer_state_bytes) states.set(name, bytes);
-    json.set("optimizer_state_bytes", states);
-  }
-  if (!plan.is_predicted) return json;
-  json.set("policy", plan.policy)
-      .set("predicted_peak_bytes", plan.predicted_peak_bytes())
-      .set("predicted_step_seconds", plan.predicted_step_seconds)
-      .set("certified_gap_ns", schedule_of(plan).certified_gap_ns);
-  Json owners = Json::object();
-  for (const auto& [owner, bytes] : plan.bytes_by_owner) owners.set(owner, bytes);
-  json.set("bytes_by_owner", owners);
-  Json phases = Json::object();
-  for (const auto& [phase, bytes] : phases_of(plan)) phases.set(phase, bytes);
-  json.set("peak_bytes_by_phase", phases);
-  if (plan.paging.is_active()) json.set("paging", paging_json(plan.paging));
-
+Json stages_json(const RunPlan& plan) {
   Json stages = Json::array();
   const std::vector<StageDecision> chosen = decisions(plan);
   for (std::size_t i = 0; i < chosen.size(); ++i) {
@@ -178,8 +167,10 @@ Json to_json(const RunPlan& plan) {
                  costs.options[static_cast<std::size_t>(std::max(chosen[i].option, 0))].kept_bytes)
             .set("extra_ns", extra_ns(costs, chosen[i])));
   }
-  json.set("stages", stages);
+  return stages;
+}
 
+Json operations_json(const RunPlan& plan) {
   Json operations = Json::array();
   for (std::size_t i = 0; i < schedule_of(plan).operations.size(); ++i) {
     const Operation& operation = schedule_of(plan).operations[i];
@@ -192,8 +183,10 @@ Json to_json(const RunPlan& plan) {
                         .set("peak_bytes", schedule_of(plan).curve[i].peak_bytes)
                         .set("live_bytes", schedule_of(plan).curve[i].live_bytes));
   }
-  json.set("operations", operations);
+  return operations;
+}
 
+Json alternatives_json(const RunPlan& plan) {
   Json alternatives = Json::array();
   for (const RunPlan::Alternative& other : plan.alternatives) {
     Json row =
@@ -206,35 +199,10 @@ Json to_json(const RunPlan& plan) {
     }
     alternatives.push(row);
   }
-  return json.set("alternatives", alternatives);
+  return alternatives;
 }
 
-std::string to_text(const RunPlan& plan) {
-  std::string text = fmt::format(
-      "global batch {} = {}{} micro-batch{} of at most {} samples\n", plan.global_batch,
-      plan.num_ranks == 1 ? "" : fmt::format("{} ranks x ", plan.num_ranks),
-      plan.num_micro_batches(), plan.num_micro_batches() == 1 ? "" : "es", plan.micro_batch());
-  std::string states;
-  for (const auto& [name, bytes] : plan.optimizer_state_bytes) {
-    states += fmt::format("{}{} {}", states.empty() ? "" : ", ", name, format_bytes(bytes));
-  }
-  if (!states.empty()) text += fmt::format("optimizer state by --optim: {}\n", states);
-  if (!plan.is_predicted) return text;
-  text += fmt::format(
-      "predicted: peak {}{}, {} s per update\n", format_bytes(plan.predicted_peak_bytes()),
-      plan.budget_bytes > 0 ? fmt::format(" of {}", format_bytes(plan.budget_bytes)) : "",
-      format_figure(plan.predicted_step_seconds));
-  if (plan.updates_in_backward())
-    text += "parameters are updated inside backward, and each gradient is freed at once\n";
-  std::string owners;
-  for (const auto& [owner, bytes] : plan.bytes_by_owner)
-    owners += fmt::format("{}{} {}", owners.empty() ? "" : ", ", owner, format_bytes(bytes));
-  std::string phases;
-  for (const auto& [phase, bytes] : phases_of(plan))
-    phases += fmt::format("{}{} {}", phases.empty() ? "" : ", ", phase, format_bytes(bytes));
-  text += fmt::format("by owner:  {}\nby phase:  {}\n", owners, phases);
-  if (plan.paging.is_active()) text += paging_text(plan.paging);
-
+std::string stages_text(const RunPlan& plan) {
   Table table({"stage", "decision", "kept", "extra time"});
   const std::vector<StageDecision> chosen = decisions(plan);
   std::size_t shown = 0;
@@ -263,7 +231,52 @@ std::string to_text(const RunPlan& plan) {
       break;
     }
   }
-  text += table.to_text();
+  return table.to_text();
+}
+
+}  // namespace
+
+Json to_json(const RunPlan& plan) {
+  Json json = Json::object();
+  json.set("global_batch_size", plan.global_batch)
+      .set("world_size", plan.num_ranks)
+      .set("micro_batch_size", plan.micro_batch())
+      .set("gradient_accumulation_steps", plan.num_micro_batches())
+      .set("memory_budget_bytes", plan.budget_bytes)
+      .set("update_in_backward", plan.updates_in_backward());
+  if (!plan.optimizer_state_bytes.empty())
+    json.set("optimizer_state_bytes", bytes_json(plan.optimizer_state_bytes));
+  if (!plan.is_predicted) return json;
+  json.set("policy", plan.policy)
+      .set("predicted_peak_bytes", plan.predicted_peak_bytes())
+      .set("predicted_step_seconds", plan.predicted_step_seconds)
+      .set("certified_gap_ns", schedule_of(plan).certified_gap_ns);
+  json.set("bytes_by_owner", bytes_json(plan.bytes_by_owner))
+      .set("peak_bytes_by_phase", bytes_json(phases_of(plan)));
+  if (plan.paging.is_active()) json.set("paging", paging_json(plan.paging));
+  return json.set("stages", stages_json(plan))
+      .set("operations", operations_json(plan))
+      .set("alternatives", alternatives_json(plan));
+}
+
+std::string to_text(const RunPlan& plan) {
+  std::string text = fmt::format(
+      "global batch {} = {}{} micro-batch{} of at most {} samples\n", plan.global_batch,
+      plan.num_ranks == 1 ? "" : fmt::format("{} ranks x ", plan.num_ranks),
+      plan.num_micro_batches(), plan.num_micro_batches() == 1 ? "" : "es", plan.micro_batch());
+  if (!plan.optimizer_state_bytes.empty())
+    text += fmt::format("optimizer state by --optim: {}\n", bytes_text(plan.optimizer_state_bytes));
+  if (!plan.is_predicted) return text;
+  text += fmt::format(
+      "predicted: peak {}{}, {} s per update\n", format_bytes(plan.predicted_peak_bytes()),
+      plan.budget_bytes > 0 ? fmt::format(" of {}", format_bytes(plan.budget_bytes)) : "",
+      format_figure(plan.predicted_step_seconds));
+  if (plan.updates_in_backward())
+    text += "parameters are updated inside backward, and each gradient is freed at once\n";
+  text += fmt::format("by owner:  {}\nby phase:  {}\n", bytes_text(plan.bytes_by_owner),
+                      bytes_text(phases_of(plan)));
+  if (plan.paging.is_active()) text += paging_text(plan.paging);
+  text += stages_text(plan);
   for (const RunPlan::Alternative& other : plan.alternatives) {
     text += other.fits ? fmt::format("with {}: {} x {} samples, {} s per update, peak {}\n",
                                      format_bytes(other.budget_bytes), other.num_micro_batches,
