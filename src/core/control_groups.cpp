@@ -1,9 +1,10 @@
 #include "core/control_groups.h"
 
+#include "core/text.h"
+
 #include <algorithm>
 #include <fstream>
 #include <optional>
-#include <sstream>
 #include <vector>
 
 namespace headroom {
@@ -17,28 +18,22 @@ struct Hierarchy {
   bool is_version_2 = false;
 };
 
-std::vector<std::string> split(const std::string& text, char separator) {
-  std::vector<std::string> parts;
-  std::istringstream stream(text);
-  for (std::string part; std::getline(stream, part, separator);) parts.push_back(part);
-  return parts;
-}
-
 bool has_word(const std::string& list, const std::string& word) {
   const std::vector<std::string> words = split(list, ',');
   return std::find(words.begin(), words.end(), word) != words.end();
 }
 
-// A line of mountinfo: id parent device ROOT MOUNT options [tags] - TYPE source OPTIONS
+// A line of mountinfo: id parent device ROOT MOUNT options [tags] - TYPE source OPTIONS; the source
+// may be empty
 std::vector<Hierarchy> hierarchies(const std::string& controller, const std::string& root) {
   std::vector<Hierarchy> found;
   std::ifstream file(root + "/proc/self/mountinfo");
   for (std::string line; std::getline(file, line);) {
     const std::vector<std::string> words = split(line, ' ');
     const auto dash = std::find(words.begin(), words.end(), "-");
-    if (dash - words.begin() < 6 || words.end() - dash < 4) continue;
+    if (dash - words.begin() < 6 || words.end() - dash < 3) continue;
     const bool is_version_2 = dash[1] == "cgroup2";
-    if (!is_version_2 && !(dash[1] == "cgroup" && has_word(dash[3], controller))) continue;
+    if (!is_version_2 && !(dash[1] == "cgroup" && has_word(words.back(), controller))) continue;
     found.push_back({words[4], words[3] == "/" ? "" : words[3], is_version_2});
   }
   return found;

@@ -10,21 +10,10 @@
 
 #include <algorithm>
 #include <filesystem>
-#include <sstream>
 #include <utility>
 
 namespace headroom {
 namespace {
-
-// "a,b"
-std::vector<std::string> words_of(const std::string& text) {
-  std::vector<std::string> words;
-  std::istringstream stream(text);
-  for (std::string word; std::getline(stream, word, ',');) {
-    if (!word.empty()) words.push_back(word);
-  }
-  return words;
-}
 
 ZooModel with_trained_parameters(ZooModel model, const TrainingArguments& arguments,
                                  const ModelHead& head) {
@@ -73,7 +62,7 @@ void choose_trained_parameters(Chain& chain, const TrainingArguments& arguments,
     config.r = arguments.lora_r;
     config.alpha = arguments.lora_alpha;
     config.dropout = arguments.lora_dropout;
-    config.target_modules = words_of(arguments.lora_target_modules);
+    config.target_modules = split(arguments.lora_target_modules, ',');
     // A classifier is no longer the model of the folder: it is saved beside the adapters.
     const bool has_own_head = head.kind == ModelHead::Kind::kClassifier;
     const std::string& base = arguments.model_name_or_path;
@@ -83,7 +72,7 @@ void choose_trained_parameters(Chain& chain, const TrainingArguments& arguments,
                      : std::filesystem::absolute(base).lexically_normal().string());
     if (has_own_head) train_head(chain);
   }
-  if (!arguments.freeze.empty()) freeze(chain, words_of(arguments.freeze));
+  if (!arguments.freeze.empty()) freeze(chain, split(arguments.freeze, ','));
 }
 
 }  // namespace headroom
