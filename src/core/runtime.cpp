@@ -4,6 +4,7 @@
 #include <headroom/core/version.h>
 #include "core/blas_kernels.h"
 #include "core/cpu_quota.h"
+#include "core/library_buffers.h"
 #include "core/thread_waiting.h"
 
 #include <ATen/Context.h>
@@ -13,6 +14,7 @@
 
 #include <dlfcn.h>
 #include <sched.h>
+#include <sys/resource.h>
 #if defined(__x86_64__)
 #include <cpuid.h>
 #include <sys/syscall.h>
@@ -58,6 +60,11 @@ ThreadCount choose_threads(int requested, int num_processes) {
     chosen.reason += fmt::format(", shared by {} processes", num_processes);
   }
   return chosen;
+}
+
+bool has_limited_addresses() {
+  rlimit limit{};
+  return ::getrlimit(RLIMIT_AS, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY;
 }
 
 // LibTorch's number of threads is one per process, and so is the reason for it.
@@ -139,6 +146,7 @@ void configure_threads(int requested, int num_processes) {
   at::set_num_threads(threads.count);
   reason_for_threads() = threads.reason;
   adapt_thread_waiting();
+  if (has_limited_addresses()) make_library_buffers();  // before tensors take the rest
 }
 
 RuntimeInfo runtime_info() {

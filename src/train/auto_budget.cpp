@@ -4,10 +4,10 @@
 #include <headroom/core/error.h>
 #include <headroom/memory/meter.h>
 #include "core/available_memory.h"
+#include "core/library_buffers.h"
 #include "core/log.h"
 
 #include <fmt/format.h>
-#include <torch/torch.h>
 
 #include <algorithm>
 
@@ -22,13 +22,6 @@ void check_addresses() {
   throw BudgetError(
       fmt::format("--memory_budget auto: {} leaves {}, but the libraries alone need {}: raise it",
                   available.source, format_bytes(available.bytes), format_bytes(kLeast)));
-}
-
-// The libraries make their threads and buffers at the first use.
-void make_library_buffers() {
-  constexpr std::int64_t kSide = 512;
-  const at::Tensor x = torch::ones({kSide, kSide}, torch::requires_grad());
-  torch::mm(x, x).relu().sum().backward();
 }
 
 }  // namespace
