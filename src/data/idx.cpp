@@ -107,12 +107,13 @@ IdxFile read_idx(const std::string& path, int num_dimensions) {
       fail(path, 4 + 4 * i, "the sizes announce more than 64 GiB");
     num_bytes *= file.shape.back();
   }
-  // Piece by piece: a corrupt header may announce more than there is memory, and the file itself
+  // In growing pieces: a corrupt header may announce more than there is memory, and the file itself
   // says so first.
-  constexpr std::int64_t kPiece = 1 << 26;
-  file.bytes.reserve(static_cast<std::size_t>(std::min(num_bytes, kPiece)));
+  constexpr std::int64_t kFirstPiece = 1 << 16, kLargestPiece = 1 << 26;
+  file.bytes.reserve(static_cast<std::size_t>(std::min(num_bytes, kLargestPiece)));
   for (std::int64_t done = 0; done < num_bytes;) {
-    const std::int64_t piece = std::min(num_bytes - done, kPiece);
+    const std::int64_t piece =
+        std::min(num_bytes - done, std::clamp(done, kFirstPiece, kLargestPiece));
     file.bytes.resize(static_cast<std::size_t>(done + piece));
     reader.read_exactly(file.bytes.data() + done, piece, num_bytes - done, "the values");
     done += piece;
