@@ -39,6 +39,18 @@ struct ConfigFile::Content {
     const auto found = object.find(key);
     return found == object.end() ? nlohmann::ordered_json() : *found;
   }
+  // Writes the member. Or gives it the value of an absent key, and returns what is there to be read
+  // instead: null where there is nothing.
+  template <typename Value>
+  nlohmann::ordered_json exchange(const std::string& section, const std::string& key, Value& member,
+                                  const Value& if_absent, bool is_read) {
+    if (!is_read) {
+      at(section)[key] = member;
+      return {};
+    }
+    member = if_absent;
+    return get(section, key);
+  }
 };
 
 ConfigFile::ConfigFile() : content_(std::make_shared<Content>()) {}
@@ -79,22 +91,12 @@ std::string ConfigFile::text() const {
 
 void ConfigFile::size(const std::string& key, std::int64_t& member, std::int64_t if_absent,
                       ConfigSetter (*setter)(std::int64_t&)) {
-  if (!is_read_) {
-    content_->at(section_)[key] = member;
-    return;
-  }
-  const auto value = content_->get(section_, key);
-  member = if_absent;
+  const auto value = content_->exchange(section_, key, member, if_absent, is_read_);
   if (!value.is_null()) content_->set(setter(member), key, value);
 }
 
 void ConfigFile::number(const std::string& key, double& member, double if_absent) {
-  if (!is_read_) {
-    content_->at(section_)[key] = member;
-    return;
-  }
-  const auto value = content_->get(section_, key);
-  member = if_absent;
+  const auto value = content_->exchange(section_, key, member, if_absent, is_read_);
   if (value.is_null()) return;
   if (!value.is_number() || !(value.get<double>() > 0))
     refuse(key, fmt::format("{} is not a number above 0", value.dump()));
@@ -102,34 +104,19 @@ void ConfigFile::number(const std::string& key, double& member, double if_absent
 }
 
 void ConfigFile::probability(const std::string& key, double& member, double if_absent) {
-  if (!is_read_) {
-    content_->at(section_)[key] = member;
-    return;
-  }
-  const auto value = content_->get(section_, key);
-  member = if_absent;
+  const auto value = content_->exchange(section_, key, member, if_absent, is_read_);
   if (!value.is_null()) content_->set(set_probability(member), key, value);
 }
 
 void ConfigFile::flag(const std::string& key, bool& member, bool if_absent) {
-  if (!is_read_) {
-    content_->at(section_)[key] = member;
-    return;
-  }
-  const auto value = content_->get(section_, key);
-  member = if_absent;
+  const auto value = content_->exchange(section_, key, member, if_absent, is_read_);
   if (value.is_null()) return;
   if (!value.is_boolean()) refuse(key, fmt::format("{} is neither true nor false", value.dump()));
   member = value.get<bool>();
 }
 
 void ConfigFile::word(const std::string& key, std::string& member, const std::string& if_absent) {
-  if (!is_read_) {
-    content_->at(section_)[key] = member;
-    return;
-  }
-  const auto value = content_->get(section_, key);
-  member = if_absent;
+  const auto value = content_->exchange(section_, key, member, if_absent, is_read_);
   if (value.is_null()) return;
   if (!value.is_string()) refuse(key, fmt::format("{} is not a word", value.dump()));
   member = value.get<std::string>();

@@ -49,13 +49,6 @@ void update_adam(at::Tensor& parameter, const at::Tensor& gradient, AdamParamSta
   parameter.unsafeGetTensorImpl()->bump_version();
 }
 
-std::unique_ptr<LeanParamState> make_adam_state(const at::Tensor& like) {
-  auto state = std::make_unique<AdamParamState>();
-  state->exp_avg(zeroed_like(like));
-  state->exp_avg_sq(zeroed_like(like));
-  return state;
-}
-
 std::vector<torch::optim::OptimizerParamGroup> one_group(std::vector<at::Tensor> parameters) {
   return {torch::optim::OptimizerParamGroup(std::move(parameters))};
 }
@@ -84,65 +77,49 @@ void check_adam_numbers(double lr, const std::tuple<double, double>& betas, doub
         "for it");
 }
 
-Adam::Adam(std::vector<torch::optim::OptimizerParamGroup> param_groups, AdamOptions defaults)
-    : LeanOptimizer(std::move(param_groups), std::make_unique<AdamOptions>(defaults)) {
-  Adam::check_options(defaults);
+template <bool kDecoupled>
+AdamOf<kDecoupled>::AdamOf(std::vector<torch::optim::OptimizerParamGroup> param_groups,
+                           Options defaults)
+    : LeanOptimizer(std::move(param_groups), std::make_unique<Options>(defaults)) {
+  AdamOf::check_options(defaults);
   check_all_options();
 }
 
-Adam::Adam(std::vector<at::Tensor> parameters, AdamOptions defaults)
-    : Adam(one_group(std::move(parameters)), std::move(defaults)) {}
+template <bool kDecoupled>
+AdamOf<kDecoupled>::AdamOf(std::vector<at::Tensor> parameters, Options defaults)
+    : AdamOf(one_group(std::move(parameters)), std::move(defaults)) {}
 
-void Adam::check_options(const torch::optim::OptimizerOptions& base) const {
-  const auto& options = options_as<AdamOptions>(base, *this);
+template <bool kDecoupled>
+void AdamOf<kDecoupled>::check_options(const torch::optim::OptimizerOptions& base) const {
+  const auto& options = options_as<Options>(base, *this);
   check_adam_numbers(options.lr(), options.betas(), options.eps(), options.weight_decay(),
                      options.amsgrad());
 }
 
-std::unique_ptr<LeanParamState> Adam::make_state(
+template <bool kDecoupled>
+std::unique_ptr<LeanParamState> AdamOf<kDecoupled>::make_state(
     const at::Tensor& like, const torch::optim::OptimizerOptions& /*options*/) const {
-  return make_adam_state(like);
+  auto state = std::make_unique<AdamParamState>();
+  state->exp_avg(zeroed_like(like));
+  state->exp_avg_sq(zeroed_like(like));
+  return state;
 }
 
-std::unique_ptr<LeanParamState> Adam::make_empty_state() const {
+template <bool kDecoupled>
+std::unique_ptr<LeanParamState> AdamOf<kDecoupled>::make_empty_state() const {
   return std::make_unique<AdamParamState>();
 }
 
-void Adam::update(at::Tensor& parameter, const at::Tensor& gradient, LeanParamState& state,
-                  const torch::optim::OptimizerOptions& options) const {
+template <bool kDecoupled>
+void AdamOf<kDecoupled>::update(at::Tensor& parameter, const at::Tensor& gradient,
+                                LeanParamState& state,
+                                const torch::optim::OptimizerOptions& options) const {
   update_adam(parameter, gradient, static_cast<AdamParamState&>(state),
-              static_cast<const AdamOptions&>(options), /*decoupled=*/false);
+              static_cast<const Options&>(options), kDecoupled);
 }
 
-AdamW::AdamW(std::vector<torch::optim::OptimizerParamGroup> param_groups, AdamWOptions defaults)
-    : LeanOptimizer(std::move(param_groups), std::make_unique<AdamWOptions>(defaults)) {
-  AdamW::check_options(defaults);
-  check_all_options();
-}
-
-AdamW::AdamW(std::vector<at::Tensor> parameters, AdamWOptions defaults)
-    : AdamW(one_group(std::move(parameters)), std::move(defaults)) {}
-
-void AdamW::check_options(const torch::optim::OptimizerOptions& base) const {
-  const auto& options = options_as<AdamWOptions>(base, *this);
-  check_adam_numbers(options.lr(), options.betas(), options.eps(), options.weight_decay(),
-                     options.amsgrad());
-}
-
-std::unique_ptr<LeanParamState> AdamW::make_state(
-    const at::Tensor& like, const torch::optim::OptimizerOptions& /*options*/) const {
-  return make_adam_state(like);
-}
-
-std::unique_ptr<LeanParamState> AdamW::make_empty_state() const {
-  return std::make_unique<AdamParamState>();
-}
-
-void AdamW::update(at::Tensor& parameter, const at::Tensor& gradient, LeanParamState& state,
-                   const torch::optim::OptimizerOptions& options) const {
-  update_adam(parameter, gradient, static_cast<AdamParamState&>(state),
-              static_cast<const AdamWOptions&>(options), /*decoupled=*/true);
-}
+template class AdamOf<false>;
+template class AdamOf<true>;
 
 OptimizerRow adam_row() {
   return {"adam", "two moments in fp32",
