@@ -241,7 +241,8 @@ std::vector<ArgumentField> data_fields() {
              "put several texts into one row of a causal language model; none sees another",
              kInSnapshot | kAffectsCosts),
       on_off("group_by_length", &A::group_by_length,
-             "put texts of similar length into one micro-batch, so that less is padding", kInSnapshot),
+             "put texts of similar length into one micro-batch, so that less is padding",
+             kInSnapshot),
       on_off("shuffle", &A::shuffle, "a new order in each epoch, by data_seed", kInSnapshot),
   };
 }

@@ -15,7 +15,7 @@ namespace headroom {
 /// How samples are grouped. Exactly one of `global_batch` and `schedule` decides a window's size.
 struct Grouping {
   std::int64_t num_samples = 0;       ///< of an epoch
-  bool resamples_each_epoch = false;  ///< as of the data set
+  bool resamples_each_epoch = false;  ///< what the data set says
   std::int64_t micro_batch = 1;       ///< most samples in memory at once, on each rank
   std::int64_t num_ranks = 1;         ///< that share a window
   std::int64_t global_batch =
