@@ -25,9 +25,18 @@ find_library(UTF8PROC_LIBRARY utf8proc REQUIRED)
 find_path(UTF8PROC_INCLUDE_DIR utf8proc.h REQUIRED)
 find_library(SENTENCEPIECE_LIBRARY sentencepiece)
 find_path(SENTENCEPIECE_INCLUDE_DIR sentencepiece_processor.h)
-find_package(absl QUIET)  # which newer versions of SentencePiece have in their interface
-if(SENTENCEPIECE_LIBRARY AND TARGET absl::strings)
-  list(APPEND SENTENCEPIECE_LIBRARY absl::strings)
+if(SENTENCEPIECE_INCLUDE_DIR)
+  # Newer versions have Abseil in their interface, whose headers they do not bring along.
+  file(STRINGS ${SENTENCEPIECE_INCLUDE_DIR}/sentencepiece_processor.h SENTENCEPIECE_WANTS_ABSL REGEX "include <absl/")
+  if(SENTENCEPIECE_WANTS_ABSL)
+    find_package(absl QUIET)
+    if(TARGET absl::strings)
+      list(APPEND SENTENCEPIECE_LIBRARY absl::strings absl::status)
+    else()
+      message(WARNING "Abseil was not found (Debian: libabsl-dev): SentencePiece's models are left out")
+      set(SENTENCEPIECE_LIBRARY "")
+    endif()
+  endif()
 endif()
 
 # Whether this LibTorch can connect ranks, and the headers for that are there.
