@@ -16,5 +16,5 @@ set(CPACK_DEBIAN_PACKAGE_DESCRIPTION
 set(CPACK_DEBIAN_PACKAGE_DEPENDS libopenblas0-openmp)
 set(CPACK_DEBIAN_PACKAGE_SHLIBDEPS ON)
 set(CPACK_DEBIAN_PACKAGE_SUGGESTS  # to build programs with the library
-    "libtorch-dev, libgloo-dev, libspdlog-dev, libfmt-dev, libhwy-dev, zlib1g-dev, libjpeg-dev, libpng-dev, libssl-dev, libutf8proc-dev")
+    "libtorch-dev, libgloo-dev, libspdlog-dev, libfmt-dev, libhwy-dev, libdnnl-dev, zlib1g-dev, libjpeg-dev, libpng-dev, libssl-dev, libutf8proc-dev")
 include(CPack)

@@ -17,6 +17,7 @@
 #include "core/blas_kernels.h"
 #include "core/figures.h"
 #include "core/torch_compat.h"
+#include "ops/half_product.h"
 
 namespace headroom {
 namespace {
@@ -92,12 +93,14 @@ HalfPrecision ask_cpu_for_bf16() {
     return keep("this LibTorch has no products that use the CPU's instructions for it");
   if (!products_are_safe())
     return keep("ONEDNN_MAX_CPU_ISA lets this LibTorch use AMX, which it does wrongly");
+  if (!ops::has_fast_half_products())
+    return keep("this build has no oneDNN that uses the CPU's instructions for it");
   const double time = bf16_product_time();
   if (time > kClearlyFaster)
     return keep(fmt::format("a product takes {} times as long as in fp32 on this CPU",
                             format_figure(time)));
   return {true, fmt::format("bf16: a product takes {} times as long as in fp32: computing in "
-                            "bf16, weights in fp32",
+                            "bf16 and keeping activations in it, weights in fp32",
                             format_figure(time))};
 }
 

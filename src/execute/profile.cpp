@@ -406,11 +406,10 @@ class ChainProfiler {
     pair.grads_preallocated = costs;
     if (!last && index >= first_trained_) shapes = shapes_of(outputs, half_);
     outputs.clear();  // options are measured with no more in memory than a real step has
-    const std::size_t num_options =
-        half_ ? static_cast<std::size_t>(stage.num_half_options()) : stage.options().size();
-    for (std::size_t option = 0; option < num_options; ++option) {
+    const int num_options = options_in_use(stage, half_, compute_).count;
+    for (int option = 0; option < num_options; ++option) {
       between_runs_();
-      measure_option(index, inputs, shapes, static_cast<int>(option), pair);
+      measure_option(index, inputs, shapes, option, pair);
     }
     clean_.clear();
     if (!has_memory_) {

@@ -45,9 +45,8 @@ at::Tensor decode(const StageCall& call, const at::Tensor& input) {
   return !input.defined() ? input : converts ? convert(input, at::kFloat) : input.detach();
 }
 
-// The plan counts options from the first that half precision may use.
 int stage_option(const StageCall& call, int option) {
-  return call.half ? call.stage.half_option() + option : option;
+  return options_in_use(call.stage, call.half, call.compute).first + option;
 }
 
 // Precision as the call says, for one forward. Autocast has no cache of cast weights here: one that
@@ -66,6 +65,13 @@ class ComputeScope {
 };
 
 }  // namespace
+
+OptionRange options_in_use(const Stage& stage, std::optional<at::ScalarType> half,
+                           std::optional<at::ScalarType> compute) {
+  if (half) return {stage.half_option(), stage.num_half_options()};
+  const int first = compute ? stage.half_compute_option() : 0;
+  return {first, static_cast<int>(stage.options().size()) - first};
+}
 
 std::size_t first_trained_stage(const Chain& chain) {
   std::size_t index = 0;

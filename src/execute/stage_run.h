@@ -36,6 +36,14 @@ class GradientTap final : public torch::autograd::Node {
 
 using Tensors = std::vector<at::Tensor>;
 
+/// The options of a stage that a run uses: `count` of them from `first` on. Plans count from 0.
+struct OptionRange {
+  int first = 0, count = 1;
+};
+/// `half` and `compute` are those of StageCall.
+OptionRange options_in_use(const Stage& stage, std::optional<at::ScalarType> half,
+                           std::optional<at::ScalarType> compute);
+
 /// One stage of a chain on one micro-batch.
 struct StageCall {
   Stage& stage;

@@ -84,6 +84,7 @@ class BlockStage final : public Stage, public AdaptableStage {
   int num_half_options() const override {
     return static_cast<int>(BlockKeep::kAttention) - half_option() + 1;
   }
+  int half_compute_option() const override { return static_cast<int>(BlockKeep::kNoGelu); }
   std::shared_ptr<torch::nn::Module> module() const override { return module_; }
   bool runs_without_memory() const override { return true; }
   std::string kind() const override { return kind_; }

@@ -19,7 +19,7 @@ struct AttentionFunction : torch::autograd::Function<AttentionFunction> {
   static at::Tensor forward(AutogradContext* ctx, const at::Tensor& qkv,
                             const ops::AttentionParams& params) {
     const std::int64_t num_samples = qkv.size(0), length = qkv.size(1);
-    at::Tensor y = ops::make_floats(
+    at::Tensor y = ops::make_values(
         {num_samples, length, params.num_heads * params.head_size(qkv.size(2))}, qkv);
     at::Tensor softmax = ops::make_floats({num_samples, params.num_heads, 2, length}, qkv);
     ops::attention_forward(params, qkv, {}, y, softmax);
@@ -43,9 +43,8 @@ struct AttentionFunction : torch::autograd::Function<AttentionFunction> {
 
 }  // namespace
 
-at::Tensor attention(const at::Tensor& input, std::int64_t num_heads,
+at::Tensor attention(const at::Tensor& qkv, std::int64_t num_heads,
                      const AttentionOptions& options) {
-  const at::Tensor qkv = ops::as_kernel_input(input);
   ops::check_attention_sizes(qkv, qkv.size(-1), num_heads, options);
   if (!ops::has_kernels(qkv)) return ops::plain_attention(qkv, num_heads, options);
   return AttentionFunction::apply(qkv.contiguous(), ops::AttentionParams(num_heads, options, qkv));

@@ -38,6 +38,7 @@ using kernels::kLowest;
 using kernels::kQueryTile;
 using kernels::kScoreStride;
 using kernels::padded;
+using kernels::Values;
 
 // Rows of the micro-kernel: with two vectors per row, as many accumulators as there are registers.
 constexpr int kRows = HWY_TARGET <= HWY_AVX3 ? 12 : 6;
@@ -116,20 +117,26 @@ HWY_INLINE void Transpose4(const float* src, std::int64_t src_stride, float* dst
 #endif
 }
 
-// One row of `size` floats, plus bias, times scale, into dst; zeros up to `padded_size`.
-HWY_INLINE void CopyRow(const float* src, const float* bias, float scale, std::int64_t size,
-                        std::int64_t padded_size, float* dst) {
+// One row of `size` numbers, plus bias, times scale, into dst; zeros up to `padded_size`.
+template <class From, class To>
+HWY_INLINE void CopyRow(const From* src, const float* bias, float scale, std::int64_t size,
+                        std::int64_t padded_size, To* dst) {
   const DF d;
   const VF factor = hn::Set(d, scale);
   const std::int64_t lanes = NumLanes();
   std::int64_t j = 0;
   for (; j + lanes <= size; j += lanes) {
-    VF v = hn::LoadU(d, src + j);
+    VF v = LoadVector(d, src + j);
     if (bias != nullptr) v = hn::Add(v, hn::LoadU(d, bias + j));
-    hn::StoreU(hn::Mul(v, factor), d, dst + j);
+    StoreVector(hn::Mul(v, factor), d, dst + j);
   }
-  for (; j < size; ++j) dst[j] = (src[j] + (bias == nullptr ? 0.0f : bias[j])) * scale;
-  for (; j < padded_size; ++j) dst[j] = 0.0f;
+  if (j < size) {
+    const std::int64_t rest = size - j;
+    VF v = LoadPart(d, src + j, rest);
+    if (bias != nullptr) v = hn::Add(v, LoadPart(d, bias + j, rest));
+    StorePart(hn::Mul(v, factor), d, dst + j, rest);
+  }
+  for (j = size; j < padded_size; ++j) dst[j] = To{};
 }
 
 // `row` (padded_size) into panels: dst[panel][at][lane], each panel `panel_rows` rows high.
@@ -145,13 +152,15 @@ HWY_INLINE void ScatterRow(const float* row, std::int64_t padded_size, std::int6
 }
 
 // The addresses of a head of queries: in qkv and its bias, and in y.
+template <class T>
 struct Head {
   std::int64_t index, start, output_start;  // index: sample * num_heads + head
-  const float* source;
+  const T* source;
   const float* bias;
 };
 
 // The addresses of a group in qkv: its keys (part 1), its values (part 2) and its heads of queries.
+template <class T>
 struct Group {
   Group(const AttentionCall& call, std::int64_t item)
       : sample(item / call.num_kv_heads),
@@ -163,19 +172,19 @@ struct Group {
       const std::int64_t column =
           channels + ((part - 1) * call.num_kv_heads + item % call.num_kv_heads) * call.head_size;
       start[part] = sample * call.length * stride + column;
-      source[part] = call.qkv + start[part];
+      source[part] = call.qkv.as<T>() + start[part];
       bias[part] = call.qkv_bias == nullptr ? nullptr : call.qkv_bias + column;
     }
   }
-  Head head(const AttentionCall& call, std::int64_t index) const {
+  Head<T> head(const AttentionCall& call, std::int64_t index) const {
     const std::int64_t head = first_head + index, column = head * call.head_size,
                        at = sample * call.length * stride + column;
     return {sample * call.num_heads + head, at, sample * call.length * channels + column,
-            call.qkv + at, call.qkv_bias == nullptr ? nullptr : call.qkv_bias + column};
+            call.qkv.as<T>() + at, call.qkv_bias == nullptr ? nullptr : call.qkv_bias + column};
   }
   std::int64_t sample, num_heads, channels, stride, first_head;
   std::int64_t start[3] = {};
-  const float* source[3] = {};
+  const T* source[3] = {};
   const float* bias[3] = {};
 };
 
@@ -206,7 +215,8 @@ HWY_INLINE void RotateRow(const AttentionCall& call, std::int64_t position, floa
 
 // Keys or values of a group, once as panels of rows and once transposed. Either may be null.
 // `strip` holds the rows of a panel.
-void Pack(const AttentionCall& call, const Group& group, int part, float* strip, float* rows,
+template <class T>
+void Pack(const AttentionCall& call, const Group<T>& group, int part, float* strip, float* rows,
           float* transposed) {
   const std::int64_t size = call.head_size, depth = padded(size), width = PanelWidth();
   const std::int64_t length = call.length, padded_length = padded(length);
@@ -395,7 +405,8 @@ HWY_INLINE bool AnyVisible(const float* bias, std::int64_t begin, std::int64_t e
 }
 
 // One query, with its bias and turned to its position; zeros up to `depth`.
-HWY_INLINE void CopyQuery(const AttentionCall& call, const Group& group, const Head& head,
+template <class T>
+HWY_INLINE void CopyQuery(const AttentionCall& call, const Group<T>& group, const Head<T>& head,
                           std::int64_t position, std::int64_t depth, float* row) {
   CopyRow(head.source + position * group.stride, head.bias, 1.0f, call.head_size, depth, row);
   RotateRow(call, position, 1.0f, row);
@@ -439,8 +450,9 @@ HWY_INLINE void ForwardTile(const AttentionCall& call, const Tile& tile, const F
   WeightedSum(tile, s.scores, s.values, padded_length, depth, s.out);
 }
 
-void ForwardHead(const AttentionCall& call, const Group& group, const Head& head,
-                 const ForwardScratch& s, std::int64_t num_keys, float* y, float* softmax) {
+template <class T>
+void ForwardHead(const AttentionCall& call, const Group<T>& group, const Head<T>& head,
+                 const ForwardScratch& s, std::int64_t num_keys, T* y, float* softmax) {
   const std::int64_t length = call.length, depth = padded(call.head_size),
                      padded_length = padded(length);
   for (std::int64_t query = 0; query < length; query += kQueryTile) {
@@ -460,7 +472,7 @@ void ForwardHead(const AttentionCall& call, const Group& group, const Head& head
     for (std::int64_t i = 0; i < num_queries; ++i) {
       // A row that sees no key gives 0; backward masks its scores, whatever its maximum is.
       const float inverse = s.sums[i] == 0.0f ? 0.0f : 1.0f / s.sums[i];
-      float* row = y + head.output_start + (query + i) * group.channels;
+      T* row = y + head.output_start + (query + i) * group.channels;
       CopyRow(s.out + i * depth, nullptr, inverse, call.head_size, 0, row);
       softmax[head.index * 2 * length + query + i] = s.maxima[i];
       softmax[(head.index * 2 + 1) * length + query + i] = inverse;
@@ -468,9 +480,10 @@ void ForwardHead(const AttentionCall& call, const Group& group, const Head& head
   }
 }
 
-void AttentionForwardGroup(const AttentionCall& call, float* y, float* softmax, std::int64_t item,
-                           float* scratch) {
-  const Group group(call, item);
+template <class T>
+void ForwardGroupOf(const AttentionCall& call, T* y, float* softmax, std::int64_t item,
+                    float* scratch) {
+  const Group<T> group(call, item);
   const ForwardScratch s(scratch, padded(call.length), padded(call.head_size));
   Pack(call, group, 1, s.scores, nullptr, s.keys);
   Pack(call, group, 2, s.scores, s.values, nullptr);
@@ -478,6 +491,15 @@ void AttentionForwardGroup(const AttentionCall& call, float* y, float* softmax, 
       call.key_mask == nullptr ? call.length : MaskBias(call, group.sample, s.mask);
   for (std::int64_t head = 0; head < group.num_heads; ++head)
     ForwardHead(call, group, group.head(call, head), s, num_keys, y, softmax);
+}
+
+void AttentionForwardGroup(const AttentionCall& call, Values y, float* softmax, std::int64_t item,
+                           float* scratch) {
+  if (y.is_bf16) {
+    ForwardGroupOf(call, y.as<Bf16>(), softmax, item, scratch);
+  } else {
+    ForwardGroupOf(call, y.as<float>(), softmax, item, scratch);
+  }
 }
 
 // What forward kept of the softmax of a row, and what backward subtracts.
@@ -508,19 +530,27 @@ HWY_INLINE void BackwardRow(float* probabilities, float* grads, std::int64_t cou
   }
 }
 
+HWY_INLINE float ToFloat(float value) { return value; }
+HWY_INLINE float ToFloat(Bf16 value) {
+  const std::uint32_t bits = static_cast<std::uint32_t>(value.bits) << 16;
+  float result;
+  std::memcpy(&result, &bits, sizeof(result));
+  return result;
+}
+
 // deltas[i] = dy_i . y_i, summed in the order in which Multiply sums dP = dy . v: where one key has
 // all the weight, y is its value and dP - delta is exactly 0, not a difference of roundings. Rows
 // are taken together, because one such sum alone would wait for itself.
-HWY_INLINE void Deltas(const float* dout, const float* y, std::int64_t y_stride,
-                       std::int64_t num_rows, std::int64_t depth, std::int64_t head_size,
-                       float* deltas) {
+template <class T>
+HWY_INLINE void Deltas(const float* dout, const T* y, std::int64_t y_stride, std::int64_t num_rows,
+                       std::int64_t depth, std::int64_t head_size, float* deltas) {
   const hn::CappedTag<float, 1> d;
   using V = hn::Vec<decltype(d)>;
   constexpr std::int64_t kTogether = 8;
   for (std::int64_t r = 0; r < num_rows; r += kTogether) {
     const std::int64_t count = std::min(kTogether, num_rows - r);
     const float* a[kTogether];
-    const float* b[kTogether];
+    const T* b[kTogether];
     V sums[kTogether];
     for (std::int64_t i = 0; i < kTogether; ++i) {
       const std::int64_t row = r + std::min(i, count - 1);
@@ -531,7 +561,7 @@ HWY_INLINE void Deltas(const float* dout, const float* y, std::int64_t y_stride,
     for (std::int64_t j = 0; j < head_size; ++j) {
 #pragma GCC unroll 8
       for (std::int64_t i = 0; i < kTogether; ++i)
-        sums[i] = hn::MulAdd(hn::Set(d, a[i][j]), hn::Set(d, b[i][j]), sums[i]);
+        sums[i] = hn::MulAdd(hn::Set(d, a[i][j]), hn::Set(d, ToFloat(b[i][j])), sums[i]);
     }
     for (std::int64_t i = 0; i < count; ++i) deltas[r + i] = hn::GetLane(sums[i]);
   }
@@ -593,9 +623,10 @@ HWY_INLINE void BackwardTile(const AttentionCall& call, const Tile& tile, const 
 }
 
 // Writes the gradient of one head of queries; adds what it gives to s.dkeys and s.dvalues.
-void BackwardHead(const AttentionCall& call, const Group& group, const Head& head,
-                  const BackwardScratch& s, std::int64_t num_keys, const float* y,
-                  const float* softmax, const float* dy, float* dqkv) {
+template <class T>
+void BackwardHead(const AttentionCall& call, const Group<T>& group, const Head<T>& head,
+                  const BackwardScratch& s, std::int64_t num_keys, const T* y, const float* softmax,
+                  const T* dy, T* dqkv) {
   const std::int64_t length = call.length, depth = padded(call.head_size),
                      padded_length = padded(length);
   for (std::int64_t query = 0; query < length; query += kQueryTile) {
@@ -624,11 +655,12 @@ void BackwardHead(const AttentionCall& call, const Group& group, const Head& hea
   }
 }
 
-void AttentionBackwardGroup(const AttentionCall& call, const float* y, const float* softmax,
-                            const float* dy, float* dqkv, std::int64_t item, float* scratch) {
+template <class T>
+void BackwardGroupOf(const AttentionCall& call, const T* y, const float* softmax, const T* dy,
+                     T* dqkv, std::int64_t item, float* scratch) {
   const std::int64_t length = call.length, depth = padded(call.head_size),
                      padded_length = padded(length);
-  const Group group(call, item);
+  const Group<T> group(call, item);
   const BackwardScratch s(scratch, padded_length, depth);
   Pack(call, group, 1, s.probabilities, s.key_rows, s.keys);
   Pack(call, group, 2, s.probabilities, nullptr, s.values);
@@ -643,6 +675,15 @@ void AttentionBackwardGroup(const AttentionCall& call, const float* y, const flo
             dqkv + group.start[1] + t * group.stride);
     CopyRow(s.dvalues + t * depth, nullptr, 1.0f, call.head_size, 0,
             dqkv + group.start[2] + t * group.stride);
+  }
+}
+
+void AttentionBackwardGroup(const AttentionCall& call, Values y, const float* softmax, Values dy,
+                            Values dqkv, std::int64_t item, float* scratch) {
+  if (y.is_bf16) {
+    BackwardGroupOf(call, y.as<Bf16>(), softmax, dy.as<Bf16>(), dqkv.as<Bf16>(), item, scratch);
+  } else {
+    BackwardGroupOf(call, y.as<float>(), softmax, dy.as<float>(), dqkv.as<float>(), item, scratch);
   }
 }
 
@@ -671,13 +712,13 @@ std::int64_t attention_backward_scratch(std::int64_t length, std::int64_t head_s
          kQueryTile + padded(length) + 16;
 }
 
-void attention_forward_group(const AttentionCall& call, float* y, float* softmax, std::int64_t item,
+void attention_forward_group(const AttentionCall& call, Values y, float* softmax, std::int64_t item,
                              float* scratch) {
   HWY_DYNAMIC_DISPATCH(AttentionForwardGroup)(call, y, softmax, item, scratch);
 }
 
-void attention_backward_group(const AttentionCall& call, const float* y, const float* softmax,
-                              const float* dy, float* dqkv, std::int64_t item, float* scratch) {
+void attention_backward_group(const AttentionCall& call, Values y, const float* softmax, Values dy,
+                              Values dqkv, std::int64_t item, float* scratch) {
   HWY_DYNAMIC_DISPATCH(AttentionBackwardGroup)(call, y, softmax, dy, dqkv, item, scratch);
 }
 

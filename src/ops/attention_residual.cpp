@@ -65,14 +65,14 @@ struct AttentionResidual : torch::autograd::Function<AttentionResidual> {
     if (has_norm) {
       if (call.norm == NormKind::kLayer) mean = ops::make_floats({num_rows}, x);
       rstd = ops::make_floats({num_rows}, x);
-      norm = ops::make_floats({num_rows, width}, x);
+      norm = ops::make_values({num_rows, width}, x);
       ops::layer_norm_forward(rows, norm_weight, norm_bias, call.norm_eps, norm, mean, rstd);
     }
-    at::Tensor qkv = ops::make_floats({num_samples, length, qkv_width}, x);
-    ops::linear(norm, qkv_weight, qkv.view({num_rows, qkv_width}), 0.0);
+    at::Tensor qkv = ops::make_values({num_samples, length, qkv_width}, x);
+    ops::linear(norm, ops::product_weight(qkv_weight, x), qkv.view({num_rows, qkv_width}), 0.0);
     call.qkv_adapters.add(norm, qkv.view({num_rows, qkv_width}));
     if (!call.wants_grad || !call.keep_norm || !has_norm) norm = at::Tensor();
-    at::Tensor y = ops::make_floats({num_samples, length, proj_weight.size(1)}, x);
+    at::Tensor y = ops::make_values({num_samples, length, proj_weight.size(1)}, x);
     at::Tensor softmax = ops::make_floats({num_samples, call.params.num_heads, 2, length}, x);
     ops::attention_forward(call.params, qkv, qkv_bias, y, softmax);
     if (call.wants_grad && call.keep_qkv && ops::keeps_half(call.kept_type, qkv.numel())) {
@@ -81,7 +81,8 @@ struct AttentionResidual : torch::autograd::Function<AttentionResidual> {
     }
     if (!call.wants_grad || !call.keep_qkv) qkv = at::Tensor();
     at::Tensor out = at::empty_like(x);
-    add_projection(y, proj_weight, proj_bias, rows, call, out.view({num_rows, width}));
+    add_projection(y, ops::product_weight(proj_weight, x), proj_bias, rows, call,
+                   out.view({num_rows, width}));
     // What follows keeps it rounded: rounded from the start, it is the same for who recomputes from
     // it.
     if (call.kept_type) round_to(out, *call.kept_type);
@@ -99,11 +100,12 @@ struct AttentionResidual : torch::autograd::Function<AttentionResidual> {
   static void add_projection(const at::Tensor& y, const at::Tensor& weight, const at::Tensor& bias,
                              const at::Tensor& x, const Call& call, const at::Tensor& out) {
     const at::Tensor y_rows = y.view({-1, y.size(2)});
-    if (call.residual_dropout_p == 0.0) {
+    if (call.residual_dropout_p == 0.0 && out.scalar_type() == at::kFloat) {
       ops::add_bias(x, bias, out);
       ops::linear(y_rows, weight, out, 1.0);
       call.proj_adapters.add(y_rows, out);
     } else {
+      // Sums that are rounded are made in one pass: x + bias alone would be rounded as well.
       ops::linear(y_rows, weight, out, 0.0);
       call.proj_adapters.add(y_rows, out);
       ops::dropout_add(ops::dropout_from_seed(call.residual_dropout_p,
@@ -159,13 +161,13 @@ struct AttentionResidual : torch::autograd::Function<AttentionResidual> {
     variable_list result(kNumWeights);
     result.insert(result.end(), adapters.returned.begin(), adapters.returned.end());
     result.emplace_back();  // of the call
-    at::Tensor dy = ops::make_floats({num_samples, length, y_width}, dout);
+    at::Tensor dy = ops::make_values({num_samples, length, y_width}, dout);
     projection_grads(ctx, saved, adapters, dout_rows, dy.view({num_rows, y_width}), result);
     const bool has_norm = ops::present(saved[kNormWeight]);
     at::Tensor norm = has_norm ? saved[kNorm] : x_rows;
     const auto make_norm = [&] {
       if (norm.defined()) return;
-      norm = ops::make_floats({num_rows, width}, dout);
+      norm = ops::make_values({num_rows, width}, dout);
       ops::layer_norm_apply(x_rows, saved[kNormWeight], saved[kNormBias], saved[kMean],
                             saved[kRstd], norm);
     };
@@ -185,9 +187,9 @@ struct AttentionResidual : torch::autograd::Function<AttentionResidual> {
     if (!needs_gradient_of_input(ctx)) return result;
     // What was the gradient of the heads becomes that of x.
     at::Tensor dx =
-        y_width == width ? std::move(dy) : ops::make_floats({num_samples, length, width}, dout);
+        y_width == width ? std::move(dy) : ops::make_values({num_samples, length, width}, dout);
     const at::Tensor dx_rows = dx.view({num_rows, width});
-    ops::linear_grad_input(dqkv_rows, saved[kQkvWeight], dx_rows);
+    ops::linear_grad_input(dqkv_rows, ops::product_weight(saved[kQkvWeight], dout), dx_rows);
     adapters.qkv.add_input_gradient(dqkv_rows, dx_rows);
     if (ctx->needs_input_grad(kX)) result[kX] = dx;
     if (!has_norm) {
@@ -226,7 +228,7 @@ struct AttentionResidual : torch::autograd::Function<AttentionResidual> {
     const ops::ParameterGrad dweight(saved[kProjWeight], ctx->needs_input_grad(kProjWeight));
     if (dweight.wanted()) ops::linear_grad_weight(d, y, dweight.gradient, dweight.beta());
     result[kProjWeight] = dweight.returned;
-    ops::linear_grad_input(d, saved[kProjWeight], dy);
+    ops::linear_grad_input(d, ops::product_weight(saved[kProjWeight], d), dy);
     adapters.proj.add_input_gradient(d, dy);
     adapters.proj.add_gradients(y, d, adapters.proj_gradients);
   }
@@ -250,8 +252,9 @@ struct AttentionResidual : torch::autograd::Function<AttentionResidual> {
       half_qkv = at::Tensor();
     } else {
       const std::int64_t qkv_width = saved[kQkvWeight].size(0);
-      qkv = dqkv = ops::make_floats({dy.size(0), dy.size(1), qkv_width}, dy);
-      ops::linear(norm, saved[kQkvWeight], qkv.view({norm.size(0), qkv_width}), 0.0);
+      qkv = dqkv = ops::make_values({dy.size(0), dy.size(1), qkv_width}, dy);
+      ops::linear(norm, ops::product_weight(saved[kQkvWeight], dy),
+                  qkv.view({norm.size(0), qkv_width}), 0.0);
       adapters.add(norm, qkv.view({norm.size(0), qkv_width}));
       ops::round_as_kept(ctx->saved_data, qkv, qkv.numel());
     }
@@ -277,15 +280,17 @@ void check_weights(const at::Tensor& x, const AttentionWeights& weights,
 
 }  // namespace
 
-at::Tensor attention_residual(const at::Tensor& x, const AttentionWeights& weights,
+at::Tensor attention_residual(const at::Tensor& input, const AttentionWeights& weights,
                               const BlockOptions& options) {
+  const at::Tensor x = ops::in_compute_type(input);
   check_weights(x, weights, options);
   const ops::LowRankCall qkv_adapters(weights.qkv_adapters, options.adapter_scale,
                                       options.adapter_dropout_p),
       proj_adapters(weights.proj_adapters, options.adapter_scale, options.adapter_dropout_p);
   qkv_adapters.check(weights.qkv_weight.size(1), weights.qkv_weight.size(0), "qkv");
   proj_adapters.check(weights.proj_weight.size(1), weights.proj_weight.size(0), "proj");
-  if (!ops::has_kernels(x) || ops::is_autocast(x)) {
+  const bool has_adapters = !qkv_adapters.empty() || !proj_adapters.empty();
+  if (!ops::has_kernels(x) || (ops::is_autocast(x) && has_adapters)) {
     const at::Tensor norm = weights.norm_weight.defined()
                                 ? headroom::norm(options.norm, x, weights.norm_weight,
                                                  weights.norm_bias, options.norm_eps)

@@ -13,8 +13,6 @@ HWY_BEFORE_NAMESPACE();
 namespace headroom {
 namespace HWY_NAMESPACE {
 
-using D16 = hn::Rebind<std::uint16_t, DU>;
-
 // Calls vector(from, to) for whole vectors, and once for the rest through buffers.
 template <class From, class To, class Body>
 HWY_INLINE void ForEachVector(const From* from, To* to, std::int64_t count, Body&& body) {
@@ -32,28 +30,15 @@ HWY_INLINE void ForEachVector(const From* from, To* to, std::int64_t count, Body
 
 void FloatToBf16(const float* from, std::uint16_t* to, std::int64_t count) {
   const DF d;
-  const DU du;
-  const D16 d16;
   ForEachVector(from, to, count, [&](const float* in, std::uint16_t* out) HWY_ATTR {
-    const VF v = hn::LoadU(d, in);
-    const VU bits = hn::BitCast(du, v);
-    // Adding 0x7FFF, and 1 more when the kept part is odd, carries exactly when rounding to nearest
-    // even goes up.
-    const VU odd = hn::And(hn::ShiftRight<16>(bits), hn::Set(du, 1u));
-    const VU rounded = hn::ShiftRight<16>(hn::Add(hn::Add(bits, hn::Set(du, 0x7FFFu)), odd));
-    // A NaN keeps its sign and becomes quiet: rounding could have carried it into infinity.
-    const VU quiet = hn::Or(hn::ShiftRight<16>(bits), hn::Set(du, 0x40u));
-    const auto is_nan = hn::RebindMask(du, hn::IsNaN(v));
-    hn::StoreU(hn::TruncateTo(d16, hn::IfThenElse(is_nan, quiet, rounded)), d16, out);
+    StoreVector(hn::LoadU(d, in), d, reinterpret_cast<Bf16*>(out));
   });
 }
 
 void Bf16ToFloat(const std::uint16_t* from, float* to, std::int64_t count) {
   const DF d;
-  const DU du;
-  const D16 d16;
   ForEachVector(from, to, count, [&](const std::uint16_t* in, float* out) HWY_ATTR {
-    hn::StoreU(hn::BitCast(d, hn::ShiftLeft<16>(hn::PromoteTo(du, hn::LoadU(d16, in)))), d, out);
+    hn::StoreU(LoadVector(d, reinterpret_cast<const Bf16*>(in)), d, out);
   });
 }
 

@@ -51,6 +51,9 @@ struct LinearCrossEntropy : torch::autograd::Function<LinearCrossEntropy> {
                        rows = std::min(num_rows, chunk_rows(num_classes));
     const bool is_meta = hidden.is_meta(),
                gradients = wanted.hidden || wanted.weight || wanted.bias;
+    const auto kind = !gradients                              ? kernels::LogitGradients::kNone
+                      : hidden.scalar_type() == at::kBFloat16 ? kernels::LogitGradients::kBf16
+                                                              : kernels::LogitGradients::kFloat;
     const double divisor = divisor_of(targets, options);
     const float scale = divisor == 0.0 ? 0.0f : static_cast<float>(1.0 / divisor);
     at::Tensor dhidden = wanted.hidden ? at::empty_like(hidden) : at::Tensor();
@@ -61,15 +64,20 @@ struct LinearCrossEntropy : torch::autograd::Function<LinearCrossEntropy> {
     }
     const at::Tensor losses = at::empty({num_rows}, hidden.options().dtype(at::kDouble));
     {
+      const at::Tensor product = ops::product_weight(weight, hidden);
       const at::Tensor logits = ops::make_floats({rows, num_classes}, hidden);
       for (std::int64_t begin = 0; begin < num_rows; begin += rows) {
         const std::int64_t count = std::min(rows, num_rows - begin);
         const at::Tensor part = hidden.narrow(0, begin, count), chunk = logits.narrow(0, 0, count);
-        ops::linear(part, weight, chunk, 0.0);
-        if (!is_meta) losses_of(chunk, bias, targets, options, scale, gradients, losses, begin);
-        if (wanted.hidden) ops::linear_grad_input(chunk, weight, dhidden.narrow(0, begin, count));
-        if (wanted.weight) ops::linear_grad_weight(chunk, part, dweight, begin == 0 ? 0.0 : 1.0);
-        if (wanted.bias) ops::column_sums(chunk, dbias, begin != 0);
+        ops::linear(part, product, chunk, 0.0);
+        if (!is_meta) losses_of(chunk, bias, targets, options, scale, kind, losses, begin);
+        const at::Tensor dlogits = kind == kernels::LogitGradients::kBf16
+                                       ? chunk.view(at::kBFloat16).narrow(1, 0, num_classes)
+                                       : chunk;
+        if (wanted.hidden)
+          ops::linear_grad_input(dlogits, product, dhidden.narrow(0, begin, count));
+        if (wanted.weight) ops::linear_grad_weight(dlogits, part, dweight, begin == 0 ? 0.0 : 1.0);
+        if (wanted.bias) ops::column_sums(dlogits, dbias, begin != 0);
       }
     }
     if (gradients) {
@@ -88,8 +96,9 @@ struct LinearCrossEntropy : torch::autograd::Function<LinearCrossEntropy> {
   }
 
   static void losses_of(const at::Tensor& logits, const at::Tensor& bias, const at::Tensor& targets,
-                        const CrossEntropyOptions& options, float scale, bool gradients,
-                        const at::Tensor& losses, std::int64_t begin) {
+                        const CrossEntropyOptions& options, float scale,
+                        kernels::LogitGradients gradients, const at::Tensor& losses,
+                        std::int64_t begin) {
     const std::int64_t* target = targets.data_ptr<std::int64_t>() + begin;
     const float* weights =
         options.item_weights.defined() ? options.item_weights.data_ptr<float>() + begin : nullptr;
@@ -130,7 +139,7 @@ struct LinearCrossEntropy : torch::autograd::Function<LinearCrossEntropy> {
 
 at::Tensor linear_cross_entropy(const at::Tensor& input, const at::Tensor& weight,
                                 const at::Tensor& targets, const CrossEntropyOptions& options) {
-  const at::Tensor hidden = ops::as_kernel_input(input);
+  const at::Tensor hidden = ops::in_compute_type(input);
   ops::check_sizes(weight, {weight.size(0), hidden.size(-1)}, "the weight of linear_cross_entropy");
   ops::check_sizes(targets, hidden.sizes().slice(0, static_cast<std::size_t>(hidden.dim() - 1)),
                    "targets");

@@ -2,13 +2,31 @@
 
 // Kernels on raw memory, free of torch. Matrices are row-major and contiguous unless a stride is
 // given. Each works on rows (or heads) [begin, end) alone and starts no threads: callers split the
-// work. Null pointers leave out the part that is called optional.
+// work. Null pointers leave out the part that is called optional. Activations and their gradients
+// are `Values`: floats or bf16 numbers, all of one call in the same type; every kernel computes in
+// fp32 and rounds once, to nearest even, where it writes bf16. Parameters, and what is summed over
+// rows, are floats.
 
 #include <headroom/ops/transformer.h>
 
 #include <cstdint>
 
 namespace headroom::kernels {
+
+struct Bf16 {
+  std::uint16_t bits;
+};
+
+/// Where the numbers of a tensor start, and whether they are floats or bf16.
+struct Values {
+  void* data = nullptr;
+  bool is_bf16 = false;
+
+  template <class T>
+  T* as() const {
+    return static_cast<T*>(data);
+  }
+};
 
 /// Random keep/drop decisions by counter: element (row, column) is a pure function of the seed.
 struct Dropout {
@@ -31,45 +49,44 @@ inline RowKeys row_keys(std::uint64_t seed, std::uint64_t row) {
 
 // ---- Norms over rows of `width`: layer norm, or without `mean` RMS norm, which subtracts nothing.
 // gamma, beta optional.
-void layer_norm_forward(const float* x, const float* gamma, const float* beta, float eps, float* y,
+void layer_norm_forward(Values x, const float* gamma, const float* beta, float eps, Values y,
                         float* mean, float* rstd, std::int64_t begin, std::int64_t end,
                         std::int64_t width);
 /// The same output from the kept mean and rstd, bit for bit.
-void layer_norm_apply(const float* x, const float* gamma, const float* beta, const float* mean,
-                      const float* rstd, float* y, std::int64_t begin, std::int64_t end,
+void layer_norm_apply(Values x, const float* gamma, const float* beta, const float* mean,
+                      const float* rstd, Values y, std::int64_t begin, std::int64_t end,
                       std::int64_t width);
 /// dx = residual (optional) + gradient; dx may be dy. Adds to dgamma and dbeta (width each;
 /// optional, dbeta only beside dgamma).
-void layer_norm_backward(const float* dy, const float* x, const float* mean, const float* rstd,
-                         const float* gamma, const float* residual, float* dx, float* dgamma,
+void layer_norm_backward(Values dy, Values x, const float* mean, const float* rstd,
+                         const float* gamma, Values residual, Values dx, float* dgamma,
                          float* dbeta, std::int64_t begin, std::int64_t end, std::int64_t width);
 
 // ---- Element-wise passes over rows of `width`.
 /// y = gelu(h + bias); bias optional; y may be h.
-void bias_gelu_forward(GeluKind kind, const float* h, const float* bias, float* y,
-                       std::int64_t begin, std::int64_t end, std::int64_t width);
+void bias_gelu_forward(GeluKind kind, Values h, const float* bias, Values y, std::int64_t begin,
+                       std::int64_t end, std::int64_t width);
 /// d = d * gelu'(h + bias) in place; optionally y = gelu(h + bias), bit for bit as forward; adds to
 /// dbias (width; optional).
-void bias_gelu_backward(GeluKind kind, const float* h, const float* bias, float* d, float* y,
+void bias_gelu_backward(GeluKind kind, Values h, const float* bias, Values d, Values y,
                         float* dbias, std::int64_t begin, std::int64_t end, std::int64_t width);
 /// y = silu(gate) * up over rows of `width` gates and `width` ups, h = (gate, up); bias (2 width)
 /// optional. Rows of y are y_stride apart; y may be h with the stride 2 width.
-void swiglu_forward(const float* h, const float* bias, float* y, std::int64_t y_stride,
+void swiglu_forward(Values h, const float* bias, Values y, std::int64_t y_stride,
                     std::int64_t begin, std::int64_t end, std::int64_t width);
 /// Rows of d hold the gradient of y in their first half, and become the gradient of h, in place;
 /// optionally y again, bit for bit as forward; adds to dbias (2 width; optional).
-void swiglu_backward(const float* h, const float* bias, float* d, float* y, std::int64_t y_stride,
+void swiglu_backward(Values h, const float* bias, Values d, Values y, std::int64_t y_stride,
                      float* dbias, std::int64_t begin, std::int64_t end, std::int64_t width);
 /// y = x + bias; bias optional.
-void add_bias(const float* x, const float* bias, float* y, std::int64_t begin, std::int64_t end,
+void add_bias(Values x, const float* bias, Values y, std::int64_t begin, std::int64_t end,
               std::int64_t width);
 /// y = residual (optional) + dropout(x + bias); bias optional; y may be x. The random row is
 /// first_row + row.
-void dropout_add(const Dropout& dropout, const float* x, const float* bias, const float* residual,
-                 float* y, std::int64_t first_row, std::int64_t begin, std::int64_t end,
-                 std::int64_t width);
-/// sums[j] += sum of x[i][j].
-void column_sums(const float* x, float* sums, std::int64_t begin, std::int64_t end,
+void dropout_add(const Dropout& dropout, Values x, const float* bias, Values residual, Values y,
+                 std::int64_t first_row, std::int64_t begin, std::int64_t end, std::int64_t width);
+/// sums[j] += sum of x[i][j]; rows of x are `stride` apart.
+void column_sums(Values x, std::int64_t stride, float* sums, std::int64_t begin, std::int64_t end,
                  std::int64_t width);
 /// out[j] = (accumulate ? out[j] : 0) + the sum over the `count` rows of x, in order, for columns
 /// [begin, end).
@@ -80,16 +97,21 @@ void reduce_rows(const float* x, float* out, std::int64_t count, std::int64_t wi
 /// Adds the bias (num_classes; optional) to the logits; losses[i] = weight_i (log sum e^logits -
 /// logits[target]); with gradients, logits become weight_i * scale * (softmax - one-hot). Rows
 /// whose target is ignore_index give 0. weights optional (1 each).
+enum class LogitGradients : int {
+  kNone,
+  kFloat,
+  kBf16,  ///< packed at the start of each row: the row's gradients take its first half
+};
 void cross_entropy_rows(float* logits, const float* bias, const std::int64_t* targets,
                         const float* weights, std::int64_t ignore_index, float scale,
-                        bool gradients, double* losses, std::int64_t begin, std::int64_t end,
-                        std::int64_t num_classes);
+                        LogitGradients gradients, double* losses, std::int64_t begin,
+                        std::int64_t end, std::int64_t num_classes);
 
 // ---- Attention. A group is a head of keys and values and the heads of queries that share it; item
 // = sample * num_kv_heads + group. Of H heads of queries and K of keys and values of size D, C = H
 // D and a row of qkv has (H + 2 K) D channels.
 struct AttentionCall {
-  const float* qkv = nullptr;                ///< (B, T, (H + 2 K) D): queries, keys, values
+  Values qkv;                                ///< (B, T, (H + 2 K) D): queries, keys, values
   const float* qkv_bias = nullptr;           ///< ((H + 2 K) D), added while reading; optional
   const unsigned char* key_mask = nullptr;   ///< (B, T), nonzero: visible; optional
   const std::int32_t* first_keys = nullptr;  ///< (B, T), not falling: the first key that a query
@@ -107,11 +129,11 @@ std::int64_t attention_backward_scratch(std::int64_t length, std::int64_t head_s
 /// Writes y (B, T, C) of one item, and of its softmax (B, H, 2, T): the largest score of each query
 /// before scaling, and 1 / the sum of e^(scale (score - largest)). Together they are the
 /// log-sum-exp, without the rounding of a large number.
-void attention_forward_group(const AttentionCall& call, float* y, float* softmax, std::int64_t item,
+void attention_forward_group(const AttentionCall& call, Values y, float* softmax, std::int64_t item,
                              float* scratch);
 /// Writes dqkv, like qkv, of one item.
-void attention_backward_group(const AttentionCall& call, const float* y, const float* softmax,
-                              const float* dy, float* dqkv, std::int64_t item, float* scratch);
+void attention_backward_group(const AttentionCall& call, Values y, const float* softmax, Values dy,
+                              Values dqkv, std::int64_t item, float* scratch);
 
 // ---- Conversion, round to nearest even, NaN stays NaN.
 void float_to_bf16(const float* from, std::uint16_t* to, std::int64_t count);

@@ -44,9 +44,8 @@ struct NormFunction : torch::autograd::Function<NormFunction> {
 
 }  // namespace
 
-at::Tensor layer_norm(const at::Tensor& input, const at::Tensor& weight, const at::Tensor& bias,
+at::Tensor layer_norm(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias,
                       double eps) {
-  const at::Tensor x = ops::as_kernel_input(input);
   if (weight.defined()) ops::check_sizes(weight, {x.size(-1)}, "the weight of layer_norm");
   if (bias.defined()) ops::check_sizes(bias, {x.size(-1)}, "the bias of layer_norm");
   if (!ops::has_kernels(x)) return ops::plain_layer_norm(x, weight, bias, eps);
@@ -54,8 +53,7 @@ at::Tensor layer_norm(const at::Tensor& input, const at::Tensor& weight, const a
                              NormKind::kLayer);
 }
 
-at::Tensor rms_norm(const at::Tensor& input, const at::Tensor& weight, double eps) {
-  const at::Tensor x = ops::as_kernel_input(input);
+at::Tensor rms_norm(const at::Tensor& x, const at::Tensor& weight, double eps) {
   if (weight.defined()) ops::check_sizes(weight, {x.size(-1)}, "the weight of rms_norm");
   if (!ops::has_kernels(x)) return ops::plain_rms_norm(x, weight, eps);
   return NormFunction::apply(x.contiguous(), ops::or_empty(weight, x), ops::or_empty({}, x), eps,

@@ -132,13 +132,17 @@ struct Mlp : torch::autograd::Function<Mlp> {
     const std::int64_t most = std::min(num_rows, pieces.rows);
     const bool has_norm = ops::present(norm_weight), wants = call.wants_grad;
     const auto full = [&](bool keep, std::int64_t columns) {
-      return keep ? ops::make_floats({num_rows, columns}, x) : at::Tensor();
+      return keep ? ops::make_values({num_rows, columns}, x) : at::Tensor();
     };
     const auto buffer = [&](bool needed, std::int64_t columns) {
-      return needed ? ops::make_floats({most, columns}, x) : at::Tensor();
+      return needed ? ops::make_values({most, columns}, x) : at::Tensor();
+    };
+    const auto row_floats = [&](bool needed) {
+      return needed ? ops::make_floats({num_rows, 1}, x) : at::Tensor();
     };
     const at::Tensor rows = x.view({num_rows, width});
-    at::Tensor mean = full(has_norm && call.norm == NormKind::kLayer, 1), rstd = full(has_norm, 1);
+    const at::Tensor mean = row_floats(has_norm && call.norm == NormKind::kLayer),
+                     rstd = row_floats(has_norm);
     const at::Tensor norm = full(has_norm && wants && call.keep_norm, width);
     const bool halves =
         wants && call.keep_hidden && ops::keeps_half(call.kept_type, num_rows * hidden_width);
@@ -152,6 +156,8 @@ struct Mlp : torch::autograd::Function<Mlp> {
     at::Tensor out = at::empty_like(x);
     const at::Tensor out_rows = out.view({num_rows, width});
     {
+      const at::Tensor hidden_product = ops::product_weight(hidden_weight, x),
+                       out_product = ops::product_weight(out_weight, x);
       const at::Tensor norm_piece = buffer(has_norm && !norm.defined(), width);
       // Where the hidden layer is not kept, its activation takes its place, or a GELU that is kept
       // gives it one.
@@ -173,11 +179,11 @@ struct Mlp : torch::autograd::Function<Mlp> {
         const at::Tensor a = active.defined() || active_piece.defined()
                                  ? piece(active, active_piece, begin, count)
                                  : call.activation.within(h);
-        ops::linear(normed, hidden_weight, h, 0.0);
+        ops::linear(normed, hidden_product, h, 0.0);
         call.hidden_adapters.add(normed, h, begin);
         if (halves) convert_out(h, half_hidden.narrow(0, begin, count));
         call.activation.forward(h, hidden_bias, a);
-        add_output(a, out_weight, out_bias, call.residual == Residual::kNorm ? normed : in, call,
+        add_output(a, out_product, out_bias, call.residual == Residual::kNorm ? normed : in, call,
                    begin, out_rows.narrow(0, begin, count));
       }
     }
@@ -207,7 +213,7 @@ struct Mlp : torch::autograd::Function<Mlp> {
                          const at::Tensor& x, const Call& call, std::int64_t first_row,
                          const at::Tensor& out) {
     const bool has_residual = call.residual != Residual::kNone;
-    if (has_residual && call.dropout_p == 0.0) {
+    if (has_residual && call.dropout_p == 0.0 && out.scalar_type() == at::kFloat) {
       ops::add_bias(x, bias, out);
       ops::linear(active, weight, out, 1.0);
       call.out_adapters.add(active, out, first_row);
@@ -215,7 +221,8 @@ struct Mlp : torch::autograd::Function<Mlp> {
     }
     ops::linear(active, weight, out, 0.0);
     call.out_adapters.add(active, out, first_row);
-    if (call.dropout_p != 0.0) {
+    // Sums that are rounded are made in one pass: x + bias alone would be rounded as well.
+    if (call.dropout_p != 0.0 || has_residual) {
       const kernels::Dropout dropout =
           ops::dropout_from_seed(call.dropout_p, static_cast<std::uint64_t>(call.seed));
       ops::dropout_add(dropout, out, bias, has_residual ? x : at::Tensor(), out, first_row);
@@ -303,21 +310,23 @@ struct Mlp : torch::autograd::Function<Mlp> {
     const Pieces pieces(num_rows);
     const std::int64_t most = std::min(num_rows, pieces.rows);
     const bool has_norm = ops::present(saved[kNormWeight]);
-    const at::Tensor dhidden = ops::make_floats({most, hidden_width}, d);
+    const at::Tensor dhidden = ops::make_values({most, hidden_width}, d);
+    const at::Tensor hidden_product = ops::product_weight(saved[kHiddenWeight], d),
+                     out_product = ops::product_weight(saved[kOutWeight], d);
     const at::Tensor half_hidden = ops::take_out(ctx->saved_data, "hidden");
     const bool reads_norm = dhidden_weight.wanted() || !adapters.hidden.empty() ||
                             (!saved[kHidden].defined() && !half_hidden.defined()),
                reads_active = dout_weight.wanted() || !adapters.out.empty();
     const bool makes_norm = has_norm && reads_norm && !saved[kNorm].defined();
-    const at::Tensor norm_piece = makes_norm ? ops::make_floats({most, width}, d) : at::Tensor();
+    const at::Tensor norm_piece = makes_norm ? ops::make_values({most, width}, d) : at::Tensor();
     const at::Tensor hidden_piece =
-        saved[kHidden].defined() ? at::Tensor() : ops::make_floats({most, hidden_width}, d);
+        saved[kHidden].defined() ? at::Tensor() : ops::make_values({most, hidden_width}, d);
     // Where the hidden layer is in a buffer of ours, its activation takes its place.
     const bool reuses = !saved[kHidden].defined() && !saved[kActivation].defined();
     const at::Tensor active_piece =
         saved[kActivation].defined() || reuses || !reads_active
             ? at::Tensor()
-            : ops::make_floats({most, activation.width(hidden_width)}, d);
+            : ops::make_values({most, activation.width(hidden_width)}, d);
     for (std::int64_t begin = 0; begin < num_rows; begin += pieces.rows) {
       const std::int64_t count = std::min(pieces.rows, num_rows - begin);
       const at::Tensor d_piece = d.narrow(0, begin, count), dh = dhidden.narrow(0, 0, count);
@@ -337,12 +346,12 @@ struct Mlp : torch::autograd::Function<Mlp> {
       if (half_hidden.defined()) {
         convert_out(half_hidden.narrow(0, begin, count), h);
       } else if (!saved[kHidden].defined()) {
-        ops::linear(normed, saved[kHiddenWeight], h, 0.0);
+        ops::linear(normed, hidden_product, h, 0.0);
         adapters.hidden.add(normed, h, begin);
         ops::round_as_kept(ctx->saved_data, h, num_rows * hidden_width);
       }
       const at::Tensor da = activation.within(dh);
-      ops::linear_grad_input(d_piece, saved[kOutWeight], da);
+      ops::linear_grad_input(d_piece, out_product, da);
       adapters.out.add_input_gradient(d_piece, da, begin);
       activation.backward(h, saved[kHiddenBias], dh,
                           saved[kActivation].defined() ? at::Tensor() : a, dhidden_bias.gradient,
@@ -358,7 +367,7 @@ struct Mlp : torch::autograd::Function<Mlp> {
       }
       if (!dx.defined()) continue;
       const at::Tensor dx_piece = dx.narrow(0, begin, count);
-      ops::linear_grad_input(dh, saved[kHiddenWeight], dx_piece);
+      ops::linear_grad_input(dh, hidden_product, dx_piece);
       adapters.hidden.add_input_gradient(dh, dx_piece, begin);
     }
   }
@@ -398,8 +407,9 @@ void check_weights(const at::Tensor& x, const MlpWeights& weights, const Activat
   if (weights.out_bias.defined()) ops::check_sizes(weights.out_bias, {width}, "out_bias");
 }
 
-at::Tensor run(const at::Tensor& x, const MlpWeights& weights, const BlockOptions& options,
+at::Tensor run(const at::Tensor& input, const MlpWeights& weights, const BlockOptions& options,
                Residual residual) {
+  const at::Tensor x = ops::in_compute_type(input);
   const Activation activation{options.gated, options.gelu};
   check_weights(x, weights, activation);
   const ops::LowRankCall hidden_adapters(weights.hidden_adapters, options.adapter_scale,
@@ -407,7 +417,8 @@ at::Tensor run(const at::Tensor& x, const MlpWeights& weights, const BlockOption
       out_adapters(weights.out_adapters, options.adapter_scale, options.adapter_dropout_p);
   hidden_adapters.check(weights.hidden_weight.size(1), weights.hidden_weight.size(0), "hidden");
   out_adapters.check(weights.out_weight.size(1), weights.out_weight.size(0), "out");
-  if (!ops::has_kernels(x) || ops::is_autocast(x)) {
+  const bool has_adapters = !hidden_adapters.empty() || !out_adapters.empty();
+  if (!ops::has_kernels(x) || (ops::is_autocast(x) && has_adapters)) {
     const at::Tensor norm = weights.norm_weight.defined()
                                 ? headroom::norm(options.norm, x, weights.norm_weight,
                                                  weights.norm_bias, options.norm_eps)

@@ -15,25 +15,52 @@ namespace HWY_NAMESPACE {
 
 using kernels::Dropout;
 
+using kernels::Values;
+
+// Loads and stores whole vectors of a row, or the part of one at its end; floats or bf16.
+struct LoadWhole {
+  template <class T>
+  HWY_INLINE VF operator()(const T* p) const {
+    return LoadVector(DF(), p);
+  }
+};
+struct StoreWhole {
+  template <class T>
+  HWY_INLINE void operator()(VF v, T* p) const {
+    StoreVector(v, DF(), p);
+  }
+};
+struct LoadRest {
+  template <class T>
+  HWY_INLINE VF operator()(const T* p) const {
+    return LoadPart(DF(), p, count);
+  }
+  std::int64_t count;
+};
+struct StoreRest {
+  template <class T>
+  HWY_INLINE void operator()(VF v, T* p) const {
+    StorePart(v, DF(), p, count);
+  }
+  std::int64_t count;
+};
+
 // Calls body(column, load, store) for every vector of a row; the last one may be partial.
 template <class Body>
 HWY_INLINE void ForEachVector(std::int64_t width, Body&& body) {
-  const DF d;
-  const std::int64_t lanes = static_cast<std::int64_t>(hn::Lanes(d));
-  const auto load = [d](const float* p) HWY_ATTR { return hn::LoadU(d, p); };
-  const auto store = [d](VF v, float* p) HWY_ATTR { hn::StoreU(v, d, p); };
+  const std::int64_t lanes = static_cast<std::int64_t>(hn::Lanes(DF()));
   std::int64_t j = 0;
-  for (; j + lanes <= width; j += lanes) body(j, load, store);
-  if (j < width) {
-    const std::int64_t rest = width - j;
-    body(
-        j, [d, rest](const float* p) HWY_ATTR { return LoadPart(d, p, rest); },
-        [d, rest](VF v, float* p) HWY_ATTR { StorePart(v, d, p, rest); });
-  }
+  for (; j + lanes <= width; j += lanes) body(j, LoadWhole(), StoreWhole());
+  if (j < width) body(j, LoadRest{width - j}, StoreRest{width - j});
 }
 
-void NormalizeRow(const float* x, const float* gamma, const float* beta, float mean, float rstd,
-                  float* y, std::int64_t width) {
+// Calls function<T>(...) for the type of `values`.
+#define HEADROOM_CALL_FOR_TYPE(values, function, ...) \
+  ((values).is_bf16 ? function<Bf16>(__VA_ARGS__) : function<float>(__VA_ARGS__))
+
+template <class T>
+void NormalizeRow(const T* x, const float* gamma, const float* beta, float mean, float rstd, T* y,
+                  std::int64_t width) {
   const DF d;
   const VF vm = hn::Set(d, mean);
   const VF vr = hn::Set(d, rstd);
@@ -45,14 +72,17 @@ void NormalizeRow(const float* x, const float* gamma, const float* beta, float m
   });
 }
 
-void LayerNormForward(const float* x, const float* gamma, const float* beta, float eps, float* y,
-                      float* mean, float* rstd, std::int64_t begin, std::int64_t end,
-                      std::int64_t width) {
+template <class T>
+void LayerNormForwardOf(Values x_values, const float* gamma, const float* beta, float eps,
+                        Values y_values, float* mean, float* rstd, std::int64_t begin,
+                        std::int64_t end, std::int64_t width) {
+  const T* x = x_values.as<T>();
+  T* y = y_values.as<T>();
   const DF d;
   const std::int64_t lanes = static_cast<std::int64_t>(hn::Lanes(d));
   const float inverse = 1.0f / static_cast<float>(width);
   for (std::int64_t r = begin; r < end; ++r) {
-    const float* row = x + r * width;
+    const T* row = x + r * width;
     float m = 0.0f;
     if (mean != nullptr) {
       VF sum = hn::Zero(d);
@@ -73,23 +103,45 @@ void LayerNormForward(const float* x, const float* gamma, const float* beta, flo
   }
 }
 
-void LayerNormApply(const float* x, const float* gamma, const float* beta, const float* mean,
-                    const float* rstd, float* y, std::int64_t begin, std::int64_t end,
-                    std::int64_t width) {
+void LayerNormForward(Values x, const float* gamma, const float* beta, float eps, Values y,
+                      float* mean, float* rstd, std::int64_t begin, std::int64_t end,
+                      std::int64_t width) {
+  HEADROOM_CALL_FOR_TYPE(x, LayerNormForwardOf, x, gamma, beta, eps, y, mean, rstd, begin, end,
+                         width);
+}
+
+template <class T>
+void LayerNormApplyOf(Values x_values, const float* gamma, const float* beta, const float* mean,
+                      const float* rstd, Values y_values, std::int64_t begin, std::int64_t end,
+                      std::int64_t width) {
+  const T* x = x_values.as<T>();
+  T* y = y_values.as<T>();
   for (std::int64_t r = begin; r < end; ++r) {
     const float m = mean == nullptr ? 0.0f : mean[r];
     NormalizeRow(x + r * width, gamma, beta, m, rstd[r], y + r * width, width);
   }
 }
 
-void LayerNormBackward(const float* dy, const float* x, const float* mean, const float* rstd,
-                       const float* gamma, const float* residual, float* dx, float* dgamma,
-                       float* dbeta, std::int64_t begin, std::int64_t end, std::int64_t width) {
+void LayerNormApply(Values x, const float* gamma, const float* beta, const float* mean,
+                    const float* rstd, Values y, std::int64_t begin, std::int64_t end,
+                    std::int64_t width) {
+  HEADROOM_CALL_FOR_TYPE(x, LayerNormApplyOf, x, gamma, beta, mean, rstd, y, begin, end, width);
+}
+
+template <class T>
+void LayerNormBackwardOf(Values dy_values, Values x_values, const float* mean, const float* rstd,
+                         const float* gamma, Values residual_values, Values dx_values,
+                         float* dgamma, float* dbeta, std::int64_t begin, std::int64_t end,
+                         std::int64_t width) {
+  const T* dy = dy_values.as<T>();
+  const T* x = x_values.as<T>();
+  const T* residual = residual_values.as<T>();
+  T* dx = dx_values.as<T>();
   const DF d;
   const float inverse = 1.0f / static_cast<float>(width);
   for (std::int64_t r = begin; r < end; ++r) {
-    const float* xr = x + r * width;
-    const float* dr = dy + r * width;
+    const T* xr = x + r * width;
+    const T* dr = dy + r * width;
     const VF vm = hn::Set(d, mean == nullptr ? 0.0f : mean[r]);
     const VF vr = hn::Set(d, rstd[r]);
     VF sum = hn::Zero(d);      // of dy * gamma
@@ -117,6 +169,13 @@ void LayerNormBackward(const float* dy, const float* x, const float* mean, const
   }
 }
 
+void LayerNormBackward(Values dy, Values x, const float* mean, const float* rstd,
+                       const float* gamma, Values residual, Values dx, float* dgamma, float* dbeta,
+                       std::int64_t begin, std::int64_t end, std::int64_t width) {
+  HEADROOM_CALL_FOR_TYPE(dy, LayerNormBackwardOf, dy, x, mean, rstd, gamma, residual, dx, dgamma,
+                         dbeta, begin, end, width);
+}
+
 template <GeluKind kKind>
 HWY_INLINE void GeluParts(VF x, VF& cdf, VF& slope) {
   if (kKind == GeluKind::kExact) {
@@ -128,9 +187,11 @@ HWY_INLINE void GeluParts(VF x, VF& cdf, VF& slope) {
   }
 }
 
-template <GeluKind kKind>
-void BiasGeluForwardOf(const float* h, const float* bias, float* y, std::int64_t begin,
+template <GeluKind kKind, class T>
+void BiasGeluForwardOf(Values h_values, const float* bias, Values y_values, std::int64_t begin,
                        std::int64_t end, std::int64_t width) {
+  const T* h = h_values.as<T>();
+  T* y = y_values.as<T>();
   const DF d;
   for (std::int64_t r = begin; r < end; ++r) {
     ForEachVector(width, [&](std::int64_t j, auto load, auto store) HWY_ATTR {
@@ -143,9 +204,12 @@ void BiasGeluForwardOf(const float* h, const float* bias, float* y, std::int64_t
   }
 }
 
-template <GeluKind kKind>
-void BiasGeluBackwardOf(const float* h, const float* bias, float* grad, float* y, float* dbias,
-                        std::int64_t begin, std::int64_t end, std::int64_t width) {
+template <GeluKind kKind, class T>
+void BiasGeluBackwardOf(Values h_values, const float* bias, Values grad_values, Values y_values,
+                        float* dbias, std::int64_t begin, std::int64_t end, std::int64_t width) {
+  const T* h = h_values.as<T>();
+  T* grad = grad_values.as<T>();
+  T* y = y_values.as<T>();
   const DF d;
   for (std::int64_t r = begin; r < end; ++r) {
     ForEachVector(width, [&](std::int64_t j, auto load, auto store) HWY_ATTR {
@@ -162,26 +226,38 @@ void BiasGeluBackwardOf(const float* h, const float* bias, float* grad, float* y
   }
 }
 
-void BiasGeluForward(GeluKind kind, const float* h, const float* bias, float* y, std::int64_t begin,
-                     std::int64_t end, std::int64_t width) {
+template <class T>
+void BiasGeluForwardAs(GeluKind kind, Values h, const float* bias, Values y, std::int64_t begin,
+                       std::int64_t end, std::int64_t width) {
   if (kind == GeluKind::kExact) {
-    BiasGeluForwardOf<GeluKind::kExact>(h, bias, y, begin, end, width);
+    BiasGeluForwardOf<GeluKind::kExact, T>(h, bias, y, begin, end, width);
   } else if (kind == GeluKind::kTanh) {
-    BiasGeluForwardOf<GeluKind::kTanh>(h, bias, y, begin, end, width);
+    BiasGeluForwardOf<GeluKind::kTanh, T>(h, bias, y, begin, end, width);
   } else {
-    BiasGeluForwardOf<GeluKind::kQuick>(h, bias, y, begin, end, width);
+    BiasGeluForwardOf<GeluKind::kQuick, T>(h, bias, y, begin, end, width);
   }
 }
 
-void BiasGeluBackward(GeluKind kind, const float* h, const float* bias, float* grad, float* y,
-                      float* dbias, std::int64_t begin, std::int64_t end, std::int64_t width) {
+template <class T>
+void BiasGeluBackwardAs(GeluKind kind, Values h, const float* bias, Values grad, Values y,
+                        float* dbias, std::int64_t begin, std::int64_t end, std::int64_t width) {
   if (kind == GeluKind::kExact) {
-    BiasGeluBackwardOf<GeluKind::kExact>(h, bias, grad, y, dbias, begin, end, width);
+    BiasGeluBackwardOf<GeluKind::kExact, T>(h, bias, grad, y, dbias, begin, end, width);
   } else if (kind == GeluKind::kTanh) {
-    BiasGeluBackwardOf<GeluKind::kTanh>(h, bias, grad, y, dbias, begin, end, width);
+    BiasGeluBackwardOf<GeluKind::kTanh, T>(h, bias, grad, y, dbias, begin, end, width);
   } else {
-    BiasGeluBackwardOf<GeluKind::kQuick>(h, bias, grad, y, dbias, begin, end, width);
+    BiasGeluBackwardOf<GeluKind::kQuick, T>(h, bias, grad, y, dbias, begin, end, width);
   }
+}
+
+void BiasGeluForward(GeluKind kind, Values h, const float* bias, Values y, std::int64_t begin,
+                     std::int64_t end, std::int64_t width) {
+  HEADROOM_CALL_FOR_TYPE(h, BiasGeluForwardAs, kind, h, bias, y, begin, end, width);
+}
+
+void BiasGeluBackward(GeluKind kind, Values h, const float* bias, Values grad, Values y,
+                      float* dbias, std::int64_t begin, std::int64_t end, std::int64_t width) {
+  HEADROOM_CALL_FOR_TYPE(h, BiasGeluBackwardAs, kind, h, bias, grad, y, dbias, begin, end, width);
 }
 
 // silu(gate) = gate * sigmoid, silu'(gate) = sigmoid (1 + gate (1 - sigmoid)).
@@ -194,11 +270,14 @@ HWY_INLINE void SiluParts(VF gate, VF& sigmoid, VF& slope) {
   slope = hn::Mul(sigmoid, hn::MulAdd(gate, hn::Mul(e, sigmoid), one));
 }
 
-void SwigluForward(const float* h, const float* bias, float* y, std::int64_t y_stride,
-                   std::int64_t begin, std::int64_t end, std::int64_t width) {
+template <class T>
+void SwigluForwardOf(Values h_values, const float* bias, Values y_values, std::int64_t y_stride,
+                     std::int64_t begin, std::int64_t end, std::int64_t width) {
+  const T* h = h_values.as<T>();
+  T* y = y_values.as<T>();
   const DF d;
   for (std::int64_t r = begin; r < end; ++r) {
-    const float* row = h + r * 2 * width;
+    const T* row = h + r * 2 * width;
     ForEachVector(width, [&](std::int64_t j, auto load, auto store) HWY_ATTR {
       VF gate = load(row + j), up = load(row + width + j);
       if (bias != nullptr) {
@@ -212,12 +291,22 @@ void SwigluForward(const float* h, const float* bias, float* y, std::int64_t y_s
   }
 }
 
-void SwigluBackward(const float* h, const float* bias, float* grad, float* y, std::int64_t y_stride,
-                    float* dbias, std::int64_t begin, std::int64_t end, std::int64_t width) {
+void SwigluForward(Values h, const float* bias, Values y, std::int64_t y_stride, std::int64_t begin,
+                   std::int64_t end, std::int64_t width) {
+  HEADROOM_CALL_FOR_TYPE(h, SwigluForwardOf, h, bias, y, y_stride, begin, end, width);
+}
+
+template <class T>
+void SwigluBackwardOf(Values h_values, const float* bias, Values grad_values, Values y_values,
+                      std::int64_t y_stride, float* dbias, std::int64_t begin, std::int64_t end,
+                      std::int64_t width) {
+  const T* h = h_values.as<T>();
+  T* grad = grad_values.as<T>();
+  T* y = y_values.as<T>();
   const DF d;
   for (std::int64_t r = begin; r < end; ++r) {
-    const float* row = h + r * 2 * width;
-    float* grad_row = grad + r * 2 * width;
+    const T* row = h + r * 2 * width;
+    T* grad_row = grad + r * 2 * width;
     ForEachVector(width, [&](std::int64_t j, auto load, auto store) HWY_ATTR {
       VF gate = load(row + j), up = load(row + width + j);
       if (bias != nullptr) {
@@ -238,8 +327,16 @@ void SwigluBackward(const float* h, const float* bias, float* grad, float* y, st
   }
 }
 
-void AddBias(const float* x, const float* bias, float* y, std::int64_t begin, std::int64_t end,
-             std::int64_t width) {
+void SwigluBackward(Values h, const float* bias, Values grad, Values y, std::int64_t y_stride,
+                    float* dbias, std::int64_t begin, std::int64_t end, std::int64_t width) {
+  HEADROOM_CALL_FOR_TYPE(h, SwigluBackwardOf, h, bias, grad, y, y_stride, dbias, begin, end, width);
+}
+
+template <class T>
+void AddBiasOf(Values x_values, const float* bias, Values y_values, std::int64_t begin,
+               std::int64_t end, std::int64_t width) {
+  const T* x = x_values.as<T>();
+  T* y = y_values.as<T>();
   for (std::int64_t r = begin; r < end; ++r) {
     ForEachVector(width, [&](std::int64_t j, auto load, auto store) HWY_ATTR {
       const VF v = load(x + r * width + j);
@@ -248,9 +345,18 @@ void AddBias(const float* x, const float* bias, float* y, std::int64_t begin, st
   }
 }
 
-void DropoutAdd(const Dropout& dropout, const float* x, const float* bias, const float* residual,
-                float* y, std::int64_t first_row, std::int64_t begin, std::int64_t end,
-                std::int64_t width) {
+void AddBias(Values x, const float* bias, Values y, std::int64_t begin, std::int64_t end,
+             std::int64_t width) {
+  HEADROOM_CALL_FOR_TYPE(x, AddBiasOf, x, bias, y, begin, end, width);
+}
+
+template <class T>
+void DropoutAddOf(const Dropout& dropout, Values x_values, const float* bias,
+                  Values residual_values, Values y_values, std::int64_t first_row,
+                  std::int64_t begin, std::int64_t end, std::int64_t width) {
+  const T* x = x_values.as<T>();
+  const T* residual = residual_values.as<T>();
+  T* y = y_values.as<T>();
   const DF d;
   const VF scale = hn::Set(d, dropout.scale);
   for (std::int64_t r = begin; r < end; ++r) {
@@ -268,13 +374,26 @@ void DropoutAdd(const Dropout& dropout, const float* x, const float* bias, const
   }
 }
 
-void ColumnSums(const float* x, float* sums, std::int64_t begin, std::int64_t end,
-                std::int64_t width) {
+void DropoutAdd(const Dropout& dropout, Values x, const float* bias, Values residual, Values y,
+                std::int64_t first_row, std::int64_t begin, std::int64_t end, std::int64_t width) {
+  HEADROOM_CALL_FOR_TYPE(x, DropoutAddOf, dropout, x, bias, residual, y, first_row, begin, end,
+                         width);
+}
+
+template <class T>
+void ColumnSumsOf(Values x_values, std::int64_t stride, float* sums, std::int64_t begin,
+                  std::int64_t end, std::int64_t width) {
+  const T* x = x_values.as<T>();
   for (std::int64_t r = begin; r < end; ++r) {
     ForEachVector(width, [&](std::int64_t j, auto load, auto store) HWY_ATTR {
-      store(hn::Add(load(sums + j), load(x + r * width + j)), sums + j);
+      store(hn::Add(load(sums + j), load(x + r * stride + j)), sums + j);
     });
   }
+}
+
+void ColumnSums(Values x, std::int64_t stride, float* sums, std::int64_t begin, std::int64_t end,
+                std::int64_t width) {
+  HEADROOM_CALL_FOR_TYPE(x, ColumnSumsOf, x, stride, sums, begin, end, width);
 }
 
 void ReduceRows(const float* x, float* out, std::int64_t count, std::int64_t width, bool accumulate,
@@ -307,59 +426,58 @@ HWY_EXPORT(ReduceRows);
 
 namespace kernels {
 
-void layer_norm_forward(const float* x, const float* gamma, const float* beta, float eps, float* y,
+void layer_norm_forward(Values x, const float* gamma, const float* beta, float eps, Values y,
                         float* mean, float* rstd, std::int64_t begin, std::int64_t end,
                         std::int64_t width) {
   HWY_DYNAMIC_DISPATCH(LayerNormForward)(x, gamma, beta, eps, y, mean, rstd, begin, end, width);
 }
 
-void layer_norm_apply(const float* x, const float* gamma, const float* beta, const float* mean,
-                      const float* rstd, float* y, std::int64_t begin, std::int64_t end,
+void layer_norm_apply(Values x, const float* gamma, const float* beta, const float* mean,
+                      const float* rstd, Values y, std::int64_t begin, std::int64_t end,
                       std::int64_t width) {
   HWY_DYNAMIC_DISPATCH(LayerNormApply)(x, gamma, beta, mean, rstd, y, begin, end, width);
 }
 
-void layer_norm_backward(const float* dy, const float* x, const float* mean, const float* rstd,
-                         const float* gamma, const float* residual, float* dx, float* dgamma,
+void layer_norm_backward(Values dy, Values x, const float* mean, const float* rstd,
+                         const float* gamma, Values residual, Values dx, float* dgamma,
                          float* dbeta, std::int64_t begin, std::int64_t end, std::int64_t width) {
   HWY_DYNAMIC_DISPATCH(LayerNormBackward)
   (dy, x, mean, rstd, gamma, residual, dx, dgamma, dbeta, begin, end, width);
 }
 
-void bias_gelu_forward(GeluKind kind, const float* h, const float* bias, float* y,
-                       std::int64_t begin, std::int64_t end, std::int64_t width) {
+void bias_gelu_forward(GeluKind kind, Values h, const float* bias, Values y, std::int64_t begin,
+                       std::int64_t end, std::int64_t width) {
   HWY_DYNAMIC_DISPATCH(BiasGeluForward)(kind, h, bias, y, begin, end, width);
 }
 
-void bias_gelu_backward(GeluKind kind, const float* h, const float* bias, float* d, float* y,
+void bias_gelu_backward(GeluKind kind, Values h, const float* bias, Values d, Values y,
                         float* dbias, std::int64_t begin, std::int64_t end, std::int64_t width) {
   HWY_DYNAMIC_DISPATCH(BiasGeluBackward)(kind, h, bias, d, y, dbias, begin, end, width);
 }
 
-void swiglu_forward(const float* h, const float* bias, float* y, std::int64_t y_stride,
+void swiglu_forward(Values h, const float* bias, Values y, std::int64_t y_stride,
                     std::int64_t begin, std::int64_t end, std::int64_t width) {
   HWY_DYNAMIC_DISPATCH(SwigluForward)(h, bias, y, y_stride, begin, end, width);
 }
 
-void swiglu_backward(const float* h, const float* bias, float* d, float* y, std::int64_t y_stride,
+void swiglu_backward(Values h, const float* bias, Values d, Values y, std::int64_t y_stride,
                      float* dbias, std::int64_t begin, std::int64_t end, std::int64_t width) {
   HWY_DYNAMIC_DISPATCH(SwigluBackward)(h, bias, d, y, y_stride, dbias, begin, end, width);
 }
 
-void add_bias(const float* x, const float* bias, float* y, std::int64_t begin, std::int64_t end,
+void add_bias(Values x, const float* bias, Values y, std::int64_t begin, std::int64_t end,
               std::int64_t width) {
   HWY_DYNAMIC_DISPATCH(AddBias)(x, bias, y, begin, end, width);
 }
 
-void dropout_add(const Dropout& dropout, const float* x, const float* bias, const float* residual,
-                 float* y, std::int64_t first_row, std::int64_t begin, std::int64_t end,
-                 std::int64_t width) {
+void dropout_add(const Dropout& dropout, Values x, const float* bias, Values residual, Values y,
+                 std::int64_t first_row, std::int64_t begin, std::int64_t end, std::int64_t width) {
   HWY_DYNAMIC_DISPATCH(DropoutAdd)(dropout, x, bias, residual, y, first_row, begin, end, width);
 }
 
-void column_sums(const float* x, float* sums, std::int64_t begin, std::int64_t end,
+void column_sums(Values x, std::int64_t stride, float* sums, std::int64_t begin, std::int64_t end,
                  std::int64_t width) {
-  HWY_DYNAMIC_DISPATCH(ColumnSums)(x, sums, begin, end, width);
+  HWY_DYNAMIC_DISPATCH(ColumnSums)(x, stride, sums, begin, end, width);
 }
 
 void reduce_rows(const float* x, float* out, std::int64_t count, std::int64_t width,

@@ -7,6 +7,7 @@
 #include "core/torch_compat.h"
 #include "ops/convert.h"
 #include "ops/direct_gradient.h"
+#include "ops/half_product.h"
 #include "ops/rotary.h"
 #include "ops/sizes.h"
 
@@ -27,6 +28,10 @@ namespace {
 
 float* data(const at::Tensor& tensor) {
   return present(tensor) ? tensor.data_ptr<float>() : nullptr;
+}
+kernels::Values values(const at::Tensor& tensor) {
+  if (!present(tensor) || tensor.is_meta()) return {};
+  return {tensor.data_ptr(), tensor.scalar_type() == at::kBFloat16};
 }
 std::int64_t width_of(const at::Tensor& x) { return x.size(-1); }
 std::int64_t rows_of(const at::Tensor& x) { return width_of(x) == 0 ? 0 : x.numel() / width_of(x); }
@@ -102,7 +107,7 @@ kernels::AttentionCall make_call(const AttentionParams& params, const at::Tensor
   call.scale = 1.0f / std::sqrt(static_cast<float>(call.head_size));
   call.dropout = params.dropout;
   if (qkv.is_meta()) return call;
-  call.qkv = data(qkv);
+  call.qkv = values(qkv);
   call.qkv_bias = data(bias);
   if (present(table)) {
     call.rotary_cos = data(table);
@@ -125,17 +130,25 @@ std::int64_t num_workers_for(const kernels::AttentionCall& call) {
 }  // namespace
 
 bool has_kernels(const at::Tensor& x) {
-  return x.scalar_type() == at::kFloat && (x.is_cpu() || x.is_meta());
+  const bool takes_type =
+      x.scalar_type() == at::kFloat || (x.scalar_type() == at::kBFloat16 && is_autocast(x));
+  return takes_type && (x.is_cpu() || x.is_meta());
 }
 
 bool is_autocast(const at::Tensor& x) {
-  return x.is_cpu() ? HEADROOM_AUTOCAST_CPU_ENABLED()
-                    : x.is_cuda() && HEADROOM_AUTOCAST_CUDA_ENABLED();
+  return x.is_cuda() ? HEADROOM_AUTOCAST_CUDA_ENABLED()
+                     : (x.is_cpu() || x.is_meta()) && HEADROOM_AUTOCAST_CPU_ENABLED();
 }
 
-at::Tensor as_kernel_input(const at::Tensor& x) {
-  const bool is_half = x.scalar_type() == at::kBFloat16 || x.scalar_type() == at::kHalf;
-  return is_half && x.is_cpu() && is_autocast(x) ? x.to(at::kFloat) : x;
+at::Tensor in_compute_type(const at::Tensor& x) {
+  const bool converts = x.scalar_type() == at::kFloat && !x.is_cuda() && is_autocast(x);
+  return converts ? x.to(at::kBFloat16) : x;
+}
+
+at::Tensor product_weight(const at::Tensor& weight, const at::Tensor& x) {
+  if (x.scalar_type() != at::kBFloat16) return weight;
+  if (weight.is_meta()) return make_values(weight.sizes(), x);
+  return convert(weight, at::kBFloat16);
 }
 
 void keep_exact(SavedData& saved_data, const char* name, const at::Tensor& tensor) {
@@ -179,6 +192,10 @@ at::Tensor or_empty(const at::Tensor& tensor, const at::Tensor& like) {
                           : at::empty({0}, like.options().requires_grad(false));
 }
 
+at::Tensor make_values(at::IntArrayRef sizes, const at::Tensor& like) {
+  return at::empty(sizes, at::TensorOptions().dtype(like.scalar_type()).device(like.device()));
+}
+
 at::Tensor make_floats(at::IntArrayRef sizes, const at::Tensor& like) {
   return at::empty(sizes, at::TensorOptions().dtype(at::kFloat).device(like.device()));
 }
@@ -212,23 +229,27 @@ kernels::Dropout dropout_from_seed(double p, std::uint64_t seed) {
 }
 
 void linear(const at::Tensor& x, const at::Tensor& w, at::Tensor y, double beta) {
+  if (x.scalar_type() == at::kBFloat16) return half_product(x, w.t(), y, beta);
   blas_core();
   if (!x.is_meta()) y.addmm_(x, w.t(), beta, 1.0);
 }
 
 void linear_grad_input(const at::Tensor& dy, const at::Tensor& w, at::Tensor dx) {
+  if (dy.scalar_type() == at::kBFloat16) return half_product(dy, w, dx, 0.0);
   if (!dy.is_meta()) at::mm_out(dx, dy, w);
 }
 
 void linear_grad_weight(const at::Tensor& dy, const at::Tensor& x, at::Tensor dw, double beta) {
+  if (dy.scalar_type() == at::kBFloat16) return half_product(dy.t(), x, dw, beta);
   if (!dy.is_meta()) dw.addmm_(dy.t(), x, beta, 1.0);
 }
 
 void layer_norm_forward(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias,
                         double eps, at::Tensor y, at::Tensor mean, at::Tensor rstd) {
   if (x.is_meta()) return;
-  const float *px = data(x), *pw = data(weight), *pb = data(bias);
-  float *py = data(y), *pm = data(mean), *pr = data(rstd);
+  const kernels::Values px = values(x), py = values(y);
+  const float *pw = data(weight), *pb = data(bias);
+  float *pm = data(mean), *pr = data(rstd);
   for_rows(x, [&](std::int64_t begin, std::int64_t end) {
     kernels::layer_norm_forward(px, pw, pb, static_cast<float>(eps), py, pm, pr, begin, end,
                                 width_of(x));
@@ -238,9 +259,8 @@ void layer_norm_forward(const at::Tensor& x, const at::Tensor& weight, const at:
 void layer_norm_apply(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias,
                       const at::Tensor& mean, const at::Tensor& rstd, at::Tensor y) {
   if (x.is_meta()) return;
-  const float *px = data(x), *pw = data(weight), *pb = data(bias), *pm = data(mean),
-              *pr = data(rstd);
-  float* py = data(y);
+  const kernels::Values px = values(x), py = values(y);
+  const float *pw = data(weight), *pb = data(bias), *pm = data(mean), *pr = data(rstd);
   for_rows(x, [&](std::int64_t begin, std::int64_t end) {
     kernels::layer_norm_apply(px, pw, pb, pm, pr, py, begin, end, width_of(x));
   });
@@ -251,11 +271,9 @@ void layer_norm_backward(const at::Tensor& dy, const at::Tensor& x, const at::Te
                          const at::Tensor& residual, at::Tensor dx, const ParameterGrad& dweight,
                          const ParameterGrad& dbias) {
   const bool is_meta = x.is_meta();
-  const float *pd = is_meta ? nullptr : data(dy), *px = is_meta ? nullptr : data(x),
-              *pm = is_meta ? nullptr : data(mean);
-  const float *pr = is_meta ? nullptr : data(rstd), *pw = is_meta ? nullptr : data(weight),
-              *ps = is_meta ? nullptr : data(residual);
-  float* po = is_meta ? nullptr : data(dx);
+  const kernels::Values pd = values(dy), px = values(x), ps = values(residual), po = values(dx);
+  const float *pm = is_meta ? nullptr : data(mean), *pr = is_meta ? nullptr : data(rstd),
+              *pw = is_meta ? nullptr : data(weight);
   const std::int64_t width = width_of(x);
   if (!mean.defined() && dweight.wanted()) {  // an RMS norm, which has no bias
     sum_rows(x, {{dweight.gradient, dweight.accumulate}},
@@ -278,8 +296,8 @@ void layer_norm_backward(const at::Tensor& dy, const at::Tensor& x, const at::Te
 
 void bias_gelu_forward(GeluKind kind, const at::Tensor& h, const at::Tensor& bias, at::Tensor y) {
   if (h.is_meta()) return;
-  const float *ph = data(h), *pb = data(bias);
-  float* py = data(y);
+  const kernels::Values ph = values(h), py = values(y);
+  const float* pb = data(bias);
   for_rows(h, [&](std::int64_t begin, std::int64_t end) {
     kernels::bias_gelu_forward(kind, ph, pb, py, begin, end, width_of(h));
   });
@@ -288,8 +306,8 @@ void bias_gelu_forward(GeluKind kind, const at::Tensor& h, const at::Tensor& bia
 void bias_gelu_backward(GeluKind kind, const at::Tensor& h, const at::Tensor& bias, at::Tensor d,
                         at::Tensor y, at::Tensor dbias, bool accumulate) {
   const bool is_meta = h.is_meta();
-  const float *ph = is_meta ? nullptr : data(h), *pb = is_meta ? nullptr : data(bias);
-  float *pd = is_meta ? nullptr : data(d), *py = is_meta ? nullptr : data(y);
+  const kernels::Values ph = values(h), pd = values(d), py = values(y);
+  const float* pb = is_meta ? nullptr : data(bias);
   if (present(dbias)) {
     sum_rows(h, {{dbias, accumulate}}, [&](float* partial, std::int64_t begin, std::int64_t end) {
       kernels::bias_gelu_backward(kind, ph, pb, pd, py, partial, begin, end, width_of(h));
@@ -303,8 +321,8 @@ void bias_gelu_backward(GeluKind kind, const at::Tensor& h, const at::Tensor& bi
 
 void swiglu_forward(const at::Tensor& h, const at::Tensor& bias, at::Tensor y) {
   if (h.is_meta()) return;
-  const float *ph = data(h), *pb = data(bias);
-  float* py = data(y);
+  const kernels::Values ph = values(h), py = values(y);
+  const float* pb = data(bias);
   const std::int64_t stride = y.stride(0);
   for_rows(h, [&](std::int64_t begin, std::int64_t end) {
     kernels::swiglu_forward(ph, pb, py, stride, begin, end, width_of(h) / 2);
@@ -314,8 +332,8 @@ void swiglu_forward(const at::Tensor& h, const at::Tensor& bias, at::Tensor y) {
 void swiglu_backward(const at::Tensor& h, const at::Tensor& bias, at::Tensor d, at::Tensor y,
                      at::Tensor dbias, bool accumulate) {
   const bool is_meta = h.is_meta();
-  const float *ph = is_meta ? nullptr : data(h), *pb = is_meta ? nullptr : data(bias);
-  float *pd = is_meta ? nullptr : data(d), *py = is_meta ? nullptr : data(y);
+  const kernels::Values ph = values(h), pd = values(d), py = values(y);
+  const float* pb = is_meta ? nullptr : data(bias);
   const std::int64_t stride = y.defined() ? y.stride(0) : 0, width = width_of(h) / 2;
   if (present(dbias)) {
     sum_rows(h, {{dbias, accumulate}}, [&](float* partial, std::int64_t begin, std::int64_t end) {
@@ -330,8 +348,8 @@ void swiglu_backward(const at::Tensor& h, const at::Tensor& bias, at::Tensor d, 
 
 void add_bias(const at::Tensor& x, const at::Tensor& bias, at::Tensor y) {
   if (x.is_meta()) return;
-  const float *px = data(x), *pb = data(bias);
-  float* py = data(y);
+  const kernels::Values px = values(x), py = values(y);
+  const float* pb = data(bias);
   for_rows(x, [&](std::int64_t begin, std::int64_t end) {
     kernels::add_bias(px, pb, py, begin, end, width_of(x));
   });
@@ -340,17 +358,18 @@ void add_bias(const at::Tensor& x, const at::Tensor& bias, at::Tensor y) {
 void dropout_add(const kernels::Dropout& dropout, const at::Tensor& x, const at::Tensor& bias,
                  const at::Tensor& residual, at::Tensor y, std::int64_t first_row) {
   if (x.is_meta()) return;
-  const float *px = data(x), *pb = data(bias), *pr = data(residual);
-  float* py = data(y);
+  const kernels::Values px = values(x), pr = values(residual), py = values(y);
+  const float* pb = data(bias);
   for_rows(x, [&](std::int64_t begin, std::int64_t end) {
     kernels::dropout_add(dropout, px, pb, pr, py, first_row, begin, end, width_of(x));
   });
 }
 
 void column_sums(const at::Tensor& x, at::Tensor sums, bool accumulate) {
-  const float* px = x.is_meta() ? nullptr : data(x);
+  const kernels::Values px = values(x);
+  const std::int64_t stride = x.stride(0);
   sum_rows(x, {{sums, accumulate}}, [&](float* partial, std::int64_t begin, std::int64_t end) {
-    kernels::column_sums(px, partial, begin, end, width_of(x));
+    kernels::column_sums(px, stride, partial, begin, end, width_of(x));
   });
 }
 
@@ -405,7 +424,8 @@ void attention_forward(const AttentionParams& params, const at::Tensor& qkv, con
                      size = kernels::attention_forward_scratch(call.length, call.head_size);
   const at::Tensor scratch = make_floats({num_workers, size}, qkv);
   if (qkv.is_meta() || qkv.numel() == 0) return;
-  float *base = data(scratch), *py = data(y), *ps = data(softmax);
+  const kernels::Values py = values(y);
+  float *base = data(scratch), *ps = data(softmax);
   for_items(call.num_samples * call.num_kv_heads, num_workers,
             [&](std::int64_t item, std::int64_t worker) {
               kernels::attention_forward_group(call, py, ps, item, base + worker * size);
@@ -421,8 +441,9 @@ void attention_backward(const AttentionParams& params, const at::Tensor& qkv,
                      size = kernels::attention_backward_scratch(call.length, call.head_size);
   const at::Tensor scratch = make_floats({num_workers, size}, qkv);
   if (qkv.is_meta() || qkv.numel() == 0) return;
-  const float *py = data(y), *ps = data(softmax), *pd = data(dy);
-  float *base = data(scratch), *po = data(dqkv);
+  const kernels::Values py = values(y), pd = values(dy), po = values(dqkv);
+  const float* ps = data(softmax);
+  float* base = data(scratch);
   for_items(call.num_samples * call.num_kv_heads, num_workers,
             [&](std::int64_t item, std::int64_t worker) {
               kernels::attention_backward_group(call, py, ps, pd, po, item, base + worker * size);

@@ -1,7 +1,8 @@
 #pragma once
 
 // Kernels on tensors: what kernels.h does to rows, done to whole tensors by all threads. Tensors
-// are contiguous floats; an undefined or empty tensor leaves out an optional part. On the meta
+// are contiguous; activations and their gradients are all floats or all bf16, parameters and their
+// gradients are floats. An undefined or empty tensor leaves out an optional part. On the meta
 // device nothing is computed, so that a function built from these allocates the same sizes there as
 // on the CPU. Results do not depend on the number of threads.
 
@@ -18,14 +19,17 @@
 
 namespace headroom::ops {
 
-/// True when our kernels take a tensor like x: float on the CPU, or on the meta device.
+/// True when our kernels take a tensor like x on the CPU or the meta device: floats, and under
+/// autocast bf16.
 bool has_kernels(const at::Tensor& x);
-/// True when autocast is on for x's device. Products are then left to LibTorch, which makes them in
-/// half precision.
+/// True when autocast is on for x's device; for the meta device, when it is for the CPU.
 bool is_autocast(const at::Tensor& x);
-/// x for a kernel of the CPU, which computes in fp32 also under autocast: there, half precision is
-/// turned into it, and autograd turns the gradient back.
-at::Tensor as_kernel_input(const at::Tensor& x);
+/// x as a function of ours computes with it: under autocast on the CPU floats become bf16, and
+/// autograd turns the gradient back.
+at::Tensor in_compute_type(const at::Tensor& x);
+/// `weight` as a product with activations like x reads it: itself, or where they are bf16 its copy
+/// in bf16.
+at::Tensor product_weight(const at::Tensor& weight, const at::Tensor& x);
 /// True when autograd will ask for a gradient of one of these.
 bool wants_grad(at::TensorList tensors);
 /// An undefined tensor as an empty one, which autograd functions can take; and whether a tensor is
@@ -52,7 +56,8 @@ void keep_type(SavedData& saved_data, std::optional<at::ScalarType> type);
 /// rounded if it had been kept.
 void round_as_kept(const SavedData& saved_data, const at::Tensor& x, std::int64_t num_elements);
 
-/// Floats of uninitialised memory like x.
+/// Uninitialised memory on the device of `like`: of its type, or floats.
+at::Tensor make_values(at::IntArrayRef sizes, const at::Tensor& like);
 at::Tensor make_floats(at::IntArrayRef sizes, const at::Tensor& like);
 
 /// Draws the seed of one call from LibTorch's default CPU generator. p = 0 draws nothing. Throws
@@ -74,7 +79,8 @@ struct ParameterGrad {
   bool accumulate = false;  ///< add to what is there, instead of writing
 };
 
-// Matrices: x (n, in), w (out, in), y (n, out).
+// Matrices: x (n, in), w (out, in), y (n, out). Where x is bf16, w is product_weight(), y, dy and
+// dx are bf16, or y floats, and dw is floats.
 /// y = beta * y + x w^T
 void linear(const at::Tensor& x, const at::Tensor& w, at::Tensor y, double beta);
 /// dx = dy w
@@ -107,7 +113,7 @@ void swiglu_backward(const at::Tensor& h, const at::Tensor& bias, at::Tensor d, 
 void add_bias(const at::Tensor& x, const at::Tensor& bias, at::Tensor y);
 void dropout_add(const kernels::Dropout& dropout, const at::Tensor& x, const at::Tensor& bias,
                  const at::Tensor& residual, at::Tensor y, std::int64_t first_row = 0);
-/// sums = (accumulate ? sums : 0) + the sum of the rows.
+/// sums = (accumulate ? sums : 0) + the sum of the rows, which may be any distance apart.
 void column_sums(const at::Tensor& x, at::Tensor sums, bool accumulate);
 
 // Attention.

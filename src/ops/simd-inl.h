@@ -8,6 +8,8 @@
 #define HEADROOM_OPS_SIMD_INL_H_
 #endif
 
+#include "ops/kernels.h"
+
 #include <hwy/highway.h>
 
 #include <cstdint>
@@ -25,18 +27,45 @@ using DU = hn::RebindToUnsigned<DF>;
 using VF = hn::Vec<DF>;
 using VU = hn::Vec<DU>;
 
-// Tails go through a small buffer: a masked load may touch memory beyond the end on targets without
-// masks.
-HWY_INLINE VF LoadPart(DF d, const float* p, std::int64_t count) {
-  HWY_ALIGN float buffer[16] = {};
-  std::memcpy(buffer, p, static_cast<std::size_t>(count) * sizeof(float));
-  return hn::Load(d, buffer);
+using D16 = hn::Rebind<std::uint16_t, DU>;
+using kernels::Bf16;
+
+HWY_INLINE VF LoadVector(DF d, const float* p) { return hn::LoadU(d, p); }
+HWY_INLINE VF LoadVector(DF d, const Bf16* p) {
+  const auto bits = hn::LoadU(D16(), reinterpret_cast<const std::uint16_t*>(p));
+  return hn::BitCast(d, hn::ShiftLeft<16>(hn::PromoteTo(DU(), bits)));
 }
 
-HWY_INLINE void StorePart(VF v, DF d, float* p, std::int64_t count) {
-  HWY_ALIGN float buffer[16];
-  hn::Store(v, d, buffer);
-  std::memcpy(p, buffer, static_cast<std::size_t>(count) * sizeof(float));
+HWY_INLINE void StoreVector(VF v, DF d, float* p) { hn::StoreU(v, d, p); }
+// Rounds to nearest even.
+HWY_INLINE void StoreVector(VF v, DF, Bf16* p) {
+  const DU du;
+  const VU bits = hn::BitCast(du, v);
+  // Adding 0x7FFF, and 1 more when the kept part is odd, carries exactly when rounding to nearest
+  // even goes up.
+  const VU odd = hn::And(hn::ShiftRight<16>(bits), hn::Set(du, 1u));
+  const VU rounded = hn::ShiftRight<16>(hn::Add(hn::Add(bits, hn::Set(du, 0x7FFFu)), odd));
+  // A NaN keeps its sign and becomes quiet: rounding could have carried it into infinity.
+  const VU quiet = hn::Or(hn::ShiftRight<16>(bits), hn::Set(du, 0x40u));
+  const auto is_nan = hn::RebindMask(du, hn::IsNaN(v));
+  hn::StoreU(hn::TruncateTo(D16(), hn::IfThenElse(is_nan, quiet, rounded)), D16(),
+             reinterpret_cast<std::uint16_t*>(p));
+}
+
+// Tails go through a small buffer: a masked load may touch memory beyond the end on targets without
+// masks.
+template <class T>
+HWY_INLINE VF LoadPart(DF d, const T* p, std::int64_t count) {
+  HWY_ALIGN T buffer[16] = {};
+  std::memcpy(buffer, p, static_cast<std::size_t>(count) * sizeof(T));
+  return LoadVector(d, buffer);
+}
+
+template <class T>
+HWY_INLINE void StorePart(VF v, DF d, T* p, std::int64_t count) {
+  HWY_ALIGN T buffer[16];
+  StoreVector(v, d, buffer);
+  std::memcpy(p, buffer, static_cast<std::size_t>(count) * sizeof(T));
 }
 
 HWY_INLINE float Sum(DF d, VF v) { return hn::GetLane(hn::SumOfLanes(d, v)); }

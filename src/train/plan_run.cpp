@@ -5,6 +5,7 @@
 #include <headroom/execute/executor.h>
 #include <headroom/memory/meter.h>
 #include "core/integers.h"
+#include "execute/stage_run.h"
 #include "execute/trial.h"
 #include "optim/optimizer_table.h"
 #include "plan/page_walk.h"
@@ -443,12 +444,10 @@ class RankPlanner {
     std::vector<std::vector<std::string>> all;
     for (std::size_t i = 0; i < chain_.size(); ++i) {
       const Stage& stage = chain_.stage(i);
-      std::vector<std::string> names = stage.options();
-      if (settings_.precision.keep_in_half) {
-        names.erase(names.begin(), names.begin() + stage.half_option());
-        names.resize(static_cast<std::size_t>(stage.num_half_options()));
-      }
-      all.push_back(std::move(names));
+      const std::vector<std::string> names = stage.options();
+      const OptionRange used = options_in_use(stage, settings_.precision.keep_in_half,
+                                              settings_.precision.compute_in_half);
+      all.emplace_back(names.begin() + used.first, names.begin() + used.first + used.count);
     }
     return all;
   }

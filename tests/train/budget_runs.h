@@ -30,6 +30,7 @@ struct RunCase {
   std::int64_t micro_batch = 0;  // 0: free
   std::string optim = "adamw";
   bool spills = false;  // may put boundaries on disk
+  bool computes_in_half = false;
 };
 
 // A folder that is gone when the test ends.
@@ -66,6 +67,10 @@ inline TrainingArguments arguments_of(const RunCase& run, std::int64_t budget_by
   arguments.disable_tqdm = true;
   arguments.report_to = "none";
   arguments.output_dir = folder;
+  if (run.computes_in_half) {
+    arguments.bf16 = true;
+    arguments.half_precision_backend = "autocast";
+  }
   if (run.spills) {
     std::filesystem::create_directories(folder);
     arguments.spill_dir = folder;

@@ -106,7 +106,19 @@ INSTANTIATE_TEST_SUITE_P(
         RunCase{"mlp", "hidden=64,layers=6", 32, 8, "adamw", /*spills=*/true},
         RunCase{"gpt", "n_layer=4,n_head=2,n_embd=32,block_size=32,vocab_size=64,dropout=0.1", 8, 4,
                 "adamw",
-                /*spills=*/true}),
+                /*spills=*/true},
+        RunCase{"gpt", "n_layer=4,n_head=2,n_embd=32,block_size=32,vocab_size=64,dropout=0.1", 8, 4,
+                "adamw",
+                /*spills=*/false, /*computes_in_half=*/true},
+        RunCase{"llama",
+                "num_hidden_layers=4,num_attention_heads=4,num_key_value_heads=2,hidden_size=32,"
+                "intermediate_size=88,max_position_embeddings=32,vocab_size=64",
+                8, 4, "adamw", /*spills=*/true, /*computes_in_half=*/true},
+        RunCase{"bert",
+                "num_hidden_layers=4,num_attention_heads=2,hidden_size=32,intermediate_size=128,"
+                "max_position_embeddings=40,"
+                "length=32,vocab_size=64,dropout=0.1",
+                8, 4, "adamw", /*spills=*/false, /*computes_in_half=*/true}),
     [](const auto& which) { return which.param.model + std::to_string(which.index); });
 
 TEST(Spilling, ReplacesRecomputingWhereMemoryIsShortAndIsShownInThePlan) {

@@ -83,8 +83,8 @@ struct ExecutorOptions {
   /// Where KeepAs::kDisk puts its file, which has no name; empty: the system's folder for temporary
   /// files.
   std::string spill_dir;
-  /// When set, stages run under autocast to this type, with fp32 weights; not together with
-  /// keep_in_half.
+  /// When set, stages run under autocast to this type, with fp32 weights: what they compute in it
+  /// is kept in it. Not together with keep_in_half.
   std::optional<at::ScalarType> compute_in_half;
   /// Called before each operation of accumulate(), with its index, and before each stage of
   /// evaluate() and after the last, with its index: brings what it reads into memory.

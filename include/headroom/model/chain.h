@@ -49,6 +49,9 @@ class Stage {
   /// values. Of those from this one on, `num_half_options` do not: see KeptTypeScope.
   virtual int half_option() const { return 0; }
   virtual int num_half_options() const { return 1; }
+  /// The first option to use when the stage computes in half precision, where passes over memory
+  /// weigh more beside the products. All from this one on are used.
+  virtual int half_compute_option() const { return 0; }
 
   /// Owns the stage's parameters and buffers; null for a stage without any.
   virtual std::shared_ptr<torch::nn::Module> module() const = 0;

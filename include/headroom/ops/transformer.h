@@ -46,12 +46,12 @@ struct AttentionOptions {
 /// it: H = num_heads queries, K keys, K values, each of size D; K is options.num_kv_heads, or H.
 /// Returns (B, T, H D). A query that may see no key gives 0.
 ///
-/// On the CPU in float, no T x T matrix exists in forward or backward: autograd keeps qkv, the
-/// output and two floats per query and head; tiles without a visible key are skipped. Threads share
-/// the B K heads of keys. Values and gradients do not depend on the number of threads. Dropout
-/// decisions come from one number drawn from LibTorch's default CPU generator per call, and are
-/// made again in backward instead of being kept. Other types and devices take LibTorch's own
-/// operations. Throws ConfigError when the sizes do not fit.
+/// On the CPU in float (and in bf16 under autocast), no T x T matrix exists in forward or backward:
+/// autograd keeps qkv, the output and two floats per query and head; tiles without a visible key
+/// are skipped. Threads share the B K heads of keys. Values and gradients do not depend on the
+/// number of threads. Dropout decisions come from one number drawn from LibTorch's default CPU
+/// generator per call, and are made again in backward instead of being kept. Other types and
+/// devices take LibTorch's own operations. Throws ConfigError when the sizes do not fit.
 at::Tensor attention(const at::Tensor& qkv, std::int64_t num_heads,
                      const AttentionOptions& options = {});
 
@@ -150,7 +150,8 @@ struct CrossEntropyOptions {
 /// C), weight (V, C), targets (...) int64. Returns a scalar. As in PyTorch, the mean over no items
 /// at all is NaN, and its gradients are 0.
 ///
-/// On the CPU in float, logits exist for a few hundred rows at a time. Where gradients are wanted
+/// On the CPU in float (and in bf16 under autocast, where logits are floats all the same), logits
+/// exist for a few hundred rows at a time. Where gradients are wanted
 /// they are made in forward, chunk by chunk, and kept instead of hidden and weight; backward hands
 /// them out, times its incoming gradient. It can therefore run only once per forward. Throws
 /// DataError for a target that is neither in [0, V) nor ignore_index.
