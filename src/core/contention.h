@@ -12,8 +12,8 @@ class ContentionPolicy {
  public:
   using Duration = std::chrono::duration<double>;
 
-  /// `delay`: the time in `window` that the process's threads were ready and had no core, summed
-  /// over threads. Returns whether threads should sleep from now on.
+  /// `delay`: the time in `window` that the process's threads were ready and had no core because
+  /// other processes had it, summed over threads. Returns whether threads should sleep from now on.
   bool should_sleep(Duration delay, Duration window);
 
  private:

@@ -7,6 +7,7 @@
 #include <dlfcn.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <chrono>
 #include <condition_variable>
 #include <cstdint>
@@ -16,6 +17,7 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <string>
 #include <thread>
 
 namespace headroom {
@@ -23,18 +25,23 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-// Nanoseconds that each thread of this process was ready to run and had no core, by the thread's
-// id; empty where Linux does not count them.
-std::map<std::string, std::int64_t> nanoseconds_in_line() {
-  std::map<std::string, std::int64_t> by_thread;
+// Nanoseconds that a thread had a core, and that it was ready to run and had none.
+struct ThreadTimes {
+  std::int64_t running = 0;
+  std::int64_t in_line = 0;
+};
+
+// Of each thread of this process, by its id; empty where Linux does not count them.
+std::map<std::string, ThreadTimes> thread_times() {
+  std::map<std::string, ThreadTimes> by_thread;
   const std::string folder = "/proc/self/task/";
   DIR* threads = opendir(folder.c_str());
   if (threads == nullptr) return by_thread;
   while (const dirent* thread = readdir(threads)) {
     if (thread->d_name[0] == '.') continue;
     std::ifstream file(folder + thread->d_name + "/schedstat");
-    std::int64_t running = 0, in_line = 0;
-    if (file >> running >> in_line) by_thread[thread->d_name] = in_line;
+    ThreadTimes times;
+    if (file >> times.running >> times.in_line) by_thread[thread->d_name] = times;
   }
   closedir(threads);
   return by_thread;
@@ -42,17 +49,24 @@ std::map<std::string, std::int64_t> nanoseconds_in_line() {
 
 struct Sample {
   Clock::time_point time = Clock::now();
-  std::map<std::string, std::int64_t> in_line = nanoseconds_in_line();
+  std::map<std::string, ThreadTimes> threads = thread_times();
 };
 
+// The time in line that other processes are to blame for. Threads of ours may wait for each other:
+// one loads data while all cores compute. Then we have all cores, and sleeping would gain nothing.
 // Threads come and go: those that have ended count for nothing.
-std::chrono::nanoseconds time_in_line(const Sample& before, const Sample& after) {
-  std::int64_t total = 0;
-  for (const auto& [thread, nanoseconds] : after.in_line) {
-    const auto known = before.in_line.find(thread);
-    total += nanoseconds - (known == before.in_line.end() ? 0 : known->second);
+std::chrono::nanoseconds time_lost_to_others(const Sample& before, const Sample& after) {
+  std::int64_t running = 0, in_line = 0;
+  for (const auto& [thread, times] : after.threads) {
+    const auto found = before.threads.find(thread);
+    const ThreadTimes known = found == before.threads.end() ? ThreadTimes() : found->second;
+    running += times.running - known.running;
+    in_line += times.in_line - known.in_line;
   }
-  return std::chrono::nanoseconds(total);
+  const std::chrono::nanoseconds window = after.time - before.time;
+  const std::int64_t num_cores = std::max(1U, std::thread::hardware_concurrency());
+  const std::int64_t not_ours = std::max<std::int64_t>(0, num_cores * window.count() - running);
+  return std::chrono::nanoseconds(std::min(in_line, not_ours));
 }
 
 class Watch {
@@ -80,7 +94,7 @@ class Watch {
     while (!ended_.wait_for(lock, std::chrono::milliseconds(50), [this] { return has_ended_; })) {
       Sample after;
       const bool sleeps =
-          policy.should_sleep(time_in_line(before, after), after.time - before.time);
+          policy.should_sleep(time_lost_to_others(before, after), after.time - before.time);
       if (sleeps && !idle_team) idle_team = std::make_unique<IdleTeam>();
       if (!sleeps) idle_team.reset();
       before = std::move(after);
@@ -111,7 +125,7 @@ std::optional<std::string> decided_elsewhere() {
   }
   if (dlsym(RTLD_DEFAULT, "kmp_set_blocktime") != nullptr)
     return "the default of this OpenMP runtime, which is not GNU's";
-  if (nanoseconds_in_line().empty())
+  if (thread_times().empty())
     return "the OpenMP runtime's default: this system does not count the time in line for a core";
   return std::nullopt;
 }
