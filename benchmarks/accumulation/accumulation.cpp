@@ -1,8 +1,10 @@
 // What gradient accumulation costs and saves, on a GPT-like model.
 //
-//   accumulation_benchmark                 time: micro-batches against one batch, and the
-//   accumulator against a loop by hand accumulation_benchmark --picture FILE  memory: peak bytes
-//   against the micro-batch, as a table and as an SVG
+//   accumulation_benchmark [--executor | --picture FILE]
+//
+// Without a flag, time: micro-batches against one batch, and the accumulator against a loop by
+// hand; --executor: the trainer's executor alone. --picture: peak bytes against the micro-batch, as
+// a table and as an SVG.
 
 #include <headroom/core/bytes.h>
 #include <headroom/core/runtime.h>
@@ -297,15 +299,17 @@ int main(int argc, char** argv) {
   headroom::configure_threads(0);
   torch::manual_seed(0);
   if (argc == 3 && std::string(argv[1]) == "--picture") return measure_picture(argv[2]);
-  if (argc != 1) {
-    fmt::print(stderr, "usage: {} [--picture FILE.svg]\n", argv[0]);
+  const bool executor_alone = argc == 2 && std::string(argv[1]) == "--executor";
+  if (argc != 1 && !executor_alone) {
+    fmt::print(stderr, "usage: {} [--executor | --picture FILE.svg]\n", argv[0]);
     return 2;
   }
   MemoryMeter::instance();  // its pool spares every way the page faults of large blocks
-  for (const std::int64_t micro_batch : {4, 8, 16})
-    measure_accumulator(/*global_batch=*/32, micro_batch, /*num_rounds=*/12);
   for (const std::int64_t micro_batch : {2, 4, 8})
     measure_executor(/*global_batch=*/16, micro_batch, /*num_rounds=*/6);
+  if (executor_alone) return 0;
+  for (const std::int64_t micro_batch : {4, 8, 16})
+    measure_accumulator(/*global_batch=*/32, micro_batch, /*num_rounds=*/12);
   measure_wrapper(/*num_rounds=*/101);
   return 0;
 }

@@ -102,6 +102,7 @@ void load(const std::string& folder, int rounds) {
 
 int main(int argc, char** argv) {
   const std::string what = argc > 3 ? argv[1] : "";
+  MemoryMeter::instance();  // counts from the first tensor on
   if (what == "save") {
     save(argv[2], argv[3]);
   } else if (what == "load") {
