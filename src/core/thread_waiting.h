@@ -7,9 +7,9 @@ namespace headroom {
 /// How OpenMP's threads wait for each other at the end of a loop. Spinning is the fastest on free
 /// cores, and many times slower than sleeping where other work wants the same cores: a thread that
 /// spins takes the core from the one that it waits for. So a thread of this process looks every 50
-/// ms at how long our threads stood in line for a core that another process had, and lets them sleep
-/// while that is more than a tenth of the time; from time to time it tries spinning again. The
-/// numbers do not depend on it.
+/// ms at how long our threads stood in line for a core that another process had, and lets them
+/// sleep while that is more than a tenth of the time; from time to time it tries spinning again.
+/// The numbers do not depend on it.
 ///
 /// Starts watching, once per process; does nothing where the user has decided by OMP_WAIT_POLICY,
 /// GOMP_SPINCOUNT or KMP_BLOCKTIME, where the OpenMP runtime is not GNU's, or where Linux does not
