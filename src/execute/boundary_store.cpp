@@ -17,13 +17,17 @@ namespace {
 namespace autograd = torch::autograd;
 using Clock = std::chrono::steady_clock;
 
-// The elements of a storage from the first to the last that some tensor reads.
-struct Span {
-  std::int64_t begin = 0;
-  std::int64_t end = 0;
-};
+c10::weak_intrusive_ptr<c10::StorageImpl> memory_of(const at::Tensor& tensor) {
+  return tensor.storage().getWeakStorageImpl();
+}
 
-Span span_of(const at::Tensor& tensor) {
+std::int64_t version_of(const at::Tensor& tensor) {
+  return static_cast<std::int64_t>(tensor._version());
+}
+
+}  // namespace
+
+StoredBoundary::Span StoredBoundary::span_of(const at::Tensor& tensor) {
   Span span{tensor.storage_offset(), tensor.storage_offset()};
   if (tensor.numel() == 0) return span;
   for (std::int64_t i = 0; i < tensor.dim(); ++i)
@@ -32,12 +36,24 @@ Span span_of(const at::Tensor& tensor) {
   return span;
 }
 
-}  // namespace
+// The piece whose elements are these and have not been written to, if there is one. Memory that is
+// still there has its address for itself.
+const StoredBoundary::Piece* StoredBoundary::piece_with(const at::Tensor& tensor,
+                                                        const Span& span) const {
+  const auto found = std::find_if(pieces_.begin(), pieces_.end(), [&](const Piece& piece) {
+    return piece.stored && !piece.memory.expired() &&
+           piece.memory._unsafe_get_target() == storage_of(tensor) &&
+           piece.type == tensor.scalar_type() && piece.span.begin <= span.begin &&
+           span.end <= piece.span.end && piece.version == version_of(tensor);
+  });
+  return found == pieces_.end() ? nullptr : &*found;
+}
 
 // Tensors that share memory share a piece, so that reading them back takes no more memory than they
 // had.
 StoredBoundary::StoredBoundary(std::vector<at::Tensor> tensors, KeepAs format,
-                               const std::shared_ptr<SpillStore>& store) {
+                               const std::shared_ptr<SpillStore>& store,
+                               const StoredBoundary* below) {
   using Key = std::pair<const void*, at::ScalarType>;
   const KeptFormat& row = kept_format(format);
   std::map<Key, Span> spans;
@@ -54,16 +70,26 @@ StoredBoundary::StoredBoundary(std::vector<at::Tensor> tensors, KeepAs format,
     View view;
     if (tensor.defined()) {
       const Key key(storage_of(tensor), tensor.scalar_type());
-      const Span span = spans.at(key);
       const auto [known, is_new] = pieces.emplace(key, static_cast<int>(pieces_.size()));
       if (is_new) {
-        const at::Tensor flat =
-            tensor.detach().as_strided({span.end - span.begin}, {1}, span.begin);
-        pieces_.push_back(row.applies_to(flat.scalar_type()) ? Piece{row.store(flat, store), {}}
-                                                             : Piece{nullptr, flat});
+        const Span span = spans.at(key);
+        const Piece* there = below == nullptr ? nullptr : below->piece_with(tensor, span);
+        if (there != nullptr) {
+          pieces_.push_back(*there);
+        } else {
+          const at::Tensor flat =
+              tensor.detach().as_strided({span.end - span.begin}, {1}, span.begin);
+          Piece piece{nullptr, {}, memory_of(flat), flat.scalar_type(), span, version_of(tensor)};
+          if (row.applies_to(flat.scalar_type()))
+            piece.stored = row.store(flat, store);
+          else
+            piece.plain = flat;
+          pieces_.push_back(std::move(piece));
+        }
       }
+      const Piece& piece = pieces_[static_cast<std::size_t>(known->second)];
       view = {known->second, tensor.sizes().vec(), tensor.strides().vec(),
-              tensor.storage_offset() - span.begin};
+              tensor.storage_offset() - piece.span.begin};
     }
     views_.push_back(std::move(view));
   }
@@ -81,8 +107,14 @@ void StoredBoundary::drop() {
 const std::vector<at::Tensor>& StoredBoundary::read() {
   if (!decoded_.empty()) return decoded_;
   std::vector<at::Tensor> restored;
-  for (const Piece& piece : pieces_)
+  for (Piece& piece : pieces_) {
     restored.push_back(piece.stored ? piece.stored->restore() : piece.plain);
+    if (!piece.stored) continue;
+    const std::int64_t begin = restored.back().storage_offset();
+    piece.span = {begin, begin + restored.back().numel()};
+    piece.memory = memory_of(restored.back());
+    piece.version = version_of(restored.back());
+  }
   for (const View& view : views_) {
     if (view.piece < 0) {
       decoded_.emplace_back();
@@ -106,8 +138,7 @@ class SavedFromBoundary::Hooks final : public autograd::SavedVariableHooks {
       const Input& input = source_.inputs_[i];
       // An input that the stage has changed is no longer what the boundary holds.
       if (input.storage == nullptr || storage_of(tensor) != input.storage ||
-          tensor.scalar_type() != input.dtype ||
-          static_cast<std::int64_t>(tensor._version()) != input.version) {
+          tensor.scalar_type() != input.dtype || version_of(tensor) != input.version) {
         continue;
       }
       boundary_ = source_.boundary_;
@@ -144,10 +175,9 @@ SavedFromBoundary::SavedFromBoundary(std::shared_ptr<StoredBoundary> boundary,
                                      const std::vector<at::Tensor>& inputs)
     : boundary_(std::move(boundary)), outer_(current_hook_source()), scope_(this) {
   for (const at::Tensor& input : inputs) {
-    inputs_.push_back(input.defined()
-                          ? Input{storage_of(input), input.scalar_type(), input.storage_offset(),
-                                  static_cast<std::int64_t>(input._version())}
-                          : Input{});
+    inputs_.push_back(input.defined() ? Input{storage_of(input), input.scalar_type(),
+                                              input.storage_offset(), version_of(input)}
+                                      : Input{});
   }
 }
 

@@ -32,7 +32,8 @@ struct Executor::Run {
   };
   struct BoundaryTensors {
     Tensors slot;                            // when it is held on its own, as it is
-    std::shared_ptr<StoredBoundary> stored;  // the same in another format
+    std::shared_ptr<StoredBoundary> stored;  // the same in another format,
+    int format = 0;                          // which is this
     Tensors gradient;
   };
 
@@ -73,9 +74,13 @@ struct Executor::Run {
           stage(boundary - 1).name(), format, formats.size()));
     }
     head.clear();
-    tensors.stored = std::make_shared<StoredBoundary>(std::exchange(tensors.slot, {}),
-                                                      formats[static_cast<std::size_t>(format - 1)],
-                                                      executor.spill_store_);
+    std::size_t below = boundary - 1;
+    while (!is_held(below)) --below;
+    const bool is_alike = below > 0 && !kept_before(below) && boundaries[below].format == format;
+    tensors.format = format;
+    tensors.stored = std::make_shared<StoredBoundary>(
+        std::exchange(tensors.slot, {}), formats[static_cast<std::size_t>(format - 1)],
+        executor.spill_store_, is_alike ? boundaries[below].stored.get() : nullptr);
   }
 
   // After an operation that read it, a stored boundary is stored and no more.

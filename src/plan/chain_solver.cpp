@@ -66,8 +66,11 @@ struct ChainSolver::State {
         taken_gcd = std::gcd(taken_gcd, option.fits ? option.S : 0);
       for (const auto& stored : numbers.stored)
         taken_gcd = std::gcd(taken_gcd, is_last ? 0 : stored[numbers.at(l + 1)]);
-      for (const CarriedBytes& part : numbers.carried[numbers.at(l)])
+      for (const CarriedBytes& part : numbers.carried[numbers.at(l)]) {
         taken_gcd = std::gcd(taken_gcd, part.bytes);
+        for (const BoundaryFormat& format : numbers.formats)
+          taken_gcd = std::gcd(taken_gcd, shared_bytes(format, part.bytes));
+      }
       taken_gcd = std::gcd(taken_gcd, numbers.p[numbers.at(l)]);
     }
     all_gcd = std::gcd(taken_gcd, numbers.G[0]);

@@ -31,7 +31,8 @@ std::vector<int> classes_of_stages(const ChainNumbers& n) {
 
 ChainNumbers::ChainNumbers(const ChainCosts& chain)
     : L(static_cast<int>(chain.stages.size())),
-      num_formats(static_cast<int>(chain.boundary_formats.size()) + 1) {
+      num_formats(static_cast<int>(chain.boundary_formats.size()) + 1),
+      formats(chain.boundary_formats) {
   const std::size_t num_stages = chain.stages.size(), num_boundaries = num_stages + 1;
   A.assign(num_boundaries, 0);
   G = F = P = A;

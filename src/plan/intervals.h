@@ -2,6 +2,7 @@
 
 #include <headroom/config/chain_costs.h>
 
+#include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <limits>
@@ -9,6 +10,12 @@
 #include <vector>
 
 namespace headroom {
+
+/// Of what a boundary takes in `format`, at least this is there already when a part of `full_bytes`
+/// of it is in another boundary of that format: it is stored once.
+inline std::int64_t shared_bytes(const BoundaryFormat& format, std::int64_t full_bytes) {
+  return static_cast<std::int64_t>(std::floor(format.size_ratio * static_cast<double>(full_bytes)));
+}
 
 /// A chain in the symbols of docs/planning.md. Stages count from 0: stage l reads boundary l and
 /// makes boundary l + 1, so that boundary 0 is the input and boundary L the loss.
@@ -32,6 +39,7 @@ struct ChainNumbers {
   std::vector<std::int64_t> P;               ///< p of all stages before
   std::vector<std::vector<Option>> options;  ///< one that does not fit is larger than any budget
   std::vector<int> fastest;  ///< option of least time; of those, the one that keeps least
+  std::vector<BoundaryFormat> formats;                                  ///< but for full
   std::vector<std::vector<std::int64_t>> stored, encode_ns, decode_ns;  ///< [format][boundary]
 
   /// Whether a format can ever help at a boundary.
@@ -42,16 +50,31 @@ struct ChainNumbers {
   /// Bytes that the output of stage l adds while the input of `first` is held in `format`: what it
   /// carries of that boundary is there already, unless it is in another format.
   std::int64_t added(int first, int format, int l) const {
-    std::int64_t bytes = A[at(l + 1)];
-    if (format != 0) return bytes;
-    for (const CarriedBytes& part : carried[at(l)]) {
-      if (l - part.stages_back < first) bytes -= part.bytes;
-    }
-    return bytes;
+    return format == 0 ? A[at(l + 1)] - carried_from(first, l) : A[at(l + 1)];
   }
   /// The same of that output in boundary format q.
   std::int64_t added_as(int q, int first, int format, int l) const {
-    return q == 0 ? added(first, format, l) : stored[at(q)][at(l + 1)];
+    if (q == 0) return added(first, format, l);
+    std::int64_t bytes = stored[at(q)][at(l + 1)];
+    if (q != format) return bytes;
+    for (const CarriedBytes& part : carried[at(l)]) {
+      if (l - part.stages_back < first) bytes -= shared_bytes(formats[at(q - 1)], part.bytes);
+    }
+    return bytes;
+  }
+  /// Time of putting that output into format q.
+  std::int64_t encode_as_ns(int q, int first, int format, int l) const {
+    if (q == 0 || q != format || carried[at(l)].empty()) return encode_ns[at(q)][at(l + 1)];
+    return formats[at(q - 1)].encode_ns(A[at(l + 1)] - carried_from(first, l),
+                                        F[at(l + 2)] - F[at(l + 1)]);
+  }
+  /// Of the output of stage l, what the input of `first` holds as well.
+  std::int64_t carried_from(int first, int l) const {
+    std::int64_t bytes = 0;
+    for (const CarriedBytes& part : carried[at(l)]) {
+      if (l - part.stages_back < first) bytes += part.bytes;
+    }
+    return bytes;
   }
   /// Bytes that Keep(option) of `first` adds while its input is held in `format`.
   std::int64_t kept(int first, int format, const Option& option) const {
@@ -90,12 +113,12 @@ class Sweep {
     const std::int64_t held = boundary_format == 0
                                   ? 0
                                   : n_.added(first_, format_, split_ - 1) +
-                                        n_.stored[n_.at(boundary_format)][n_.at(split_)];
+                                        n_.added_as(boundary_format, first_, format_, split_ - 1);
     return n_.G[n_.at(last_ + 1)] + (held > widest_ ? held : widest_);
   }
   std::int64_t time_ns(int boundary_format) const {
     return n_.F[n_.at(split_)] - n_.F[n_.at(first_)] + n_.decode_ns[n_.at(format_)][n_.at(first_)] +
-           n_.encode_ns[n_.at(boundary_format)][n_.at(split_)];
+           n_.encode_as_ns(boundary_format, first_, format_, split_ - 1);
   }
 
  private:

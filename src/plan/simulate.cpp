@@ -1,5 +1,7 @@
 #include "plan/simulate.h"
 
+#include "plan/intervals.h"
+
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -98,11 +100,17 @@ class ChainState {
     return part_of_kept(boundary) ? 0 : stored_[index(boundary)];
   }
 
+  /// The nearest boundary below that is held.
+  int held_below(int boundary) const {
+    int below = boundary - 1;
+    while (!held(below)) --below;
+    return below;
+  }
+
   /// Bytes that the output of stage l adds as the head: what it carries of the nearest boundary
   /// that is held below it is there already, unless that boundary is in another format.
   std::int64_t added_bytes(int l) const {
-    int below = l;
-    while (!held(below)) --below;
+    const int below = held_below(l + 1);
     std::int64_t bytes = stage(l).output_bytes;
     if (format_of(below) != 0) return bytes;
     for (const CarriedBytes& part : stage(l).carried) {
@@ -123,10 +131,19 @@ class ChainState {
     stored_[index(input)] = operation.format;
     if (operation.format == 0) return live_bytes_;
     const BoundaryFormat& format = boundary_format(operation.format);
-    const std::int64_t bytes = format.stored_bytes(boundary_bytes(input));
+    std::int64_t bytes = format.stored_bytes(boundary_bytes(input));
+    std::int64_t new_bytes = boundary_bytes(input);
+    const int below = held_below(input);
+    if (format_of(below) == operation.format) {
+      for (const CarriedBytes& part : stage(input - 1).carried) {
+        if (input - part.stages_back > below) continue;
+        bytes -= shared_bytes(format, part.bytes);
+        new_bytes -= part.bytes;
+      }
+    }
     const std::int64_t peak = live_bytes_ + bytes;
     live_bytes_ += bytes - std::exchange(held_bytes_[index(input)], bytes);
-    time_ns_ += format.encode_ns(boundary_bytes(input), stage(input).forward_ns);
+    time_ns_ += format.encode_ns(new_bytes, stage(input).forward_ns);
     return peak;
   }
 

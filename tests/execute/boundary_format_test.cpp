@@ -10,6 +10,7 @@
 #include <headroom/model/zoo.h>
 #include <headroom/plan/chain_solver.h>
 #include <headroom/plan/schedule.h>
+#include "execute/boundary_store.h"
 #include "execute/profile.h"
 #include "execute/stored_tensor.h"
 #include "plan/simulate.h"
@@ -288,6 +289,25 @@ TEST(SpilledBoundary, BringsBackViewsStridesIntegersAndAbsentTensors) {
   }
   for (std::size_t i = 0; i < gradients[0].size(); ++i)
     EXPECT_TRUE(torch::equal(gradients[0][i], gradients[1][i])) << i;
+}
+
+TEST(SpilledBoundary, WritesOnceWhatBoundariesHandOn) {
+  const Folder folder;
+  const std::shared_ptr<SpillStore> store = kept_format(KeepAs::kDisk).make_store(folder.path());
+  const at::Tensor skip = torch::randn({64, 64});
+  StoredBoundary first({torch::randn({64, 64}), skip}, KeepAs::kDisk, store);
+  first.drop();
+  const std::int64_t written = store->traffic().bytes_written;
+  at::Tensor handed_on = first.read()[1];
+  StoredBoundary second({handed_on * 2, handed_on.t()}, KeepAs::kDisk, store, &first);
+  second.drop();
+  EXPECT_EQ(store->traffic().bytes_written - written, static_cast<std::int64_t>(skip.nbytes()));
+  EXPECT_TRUE(torch::equal(second.read()[1], skip.t()));
+  handed_on.add_(1);  // is another tensor from now on
+  StoredBoundary third({handed_on}, KeepAs::kDisk, store, &first);
+  third.drop();
+  handed_on = at::Tensor();
+  EXPECT_TRUE(torch::equal(third.read()[0], skip + 1));
 }
 
 // Files of this process may not grow beyond this while the limit lives: a disk that is full.

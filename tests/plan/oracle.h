@@ -132,13 +132,31 @@ class Oracle {
   const BoundaryFormat& format(int q) const {
     return chain_.boundary_formats[static_cast<std::size_t>(q - 1)];
   }
-  std::int64_t packed(int l, int q) const {
-    return q == 0 ? out(l)
-                  : static_cast<std::int64_t>(
-                        std::ceil(format(q).size_ratio * static_cast<double>(out(l))));
+  /// The parts of a_l that the nearest boundary below holds in format q as well.
+  std::vector<std::int64_t> packed_below(std::uint32_t state, int l, int q) const {
+    int below = l - 1;
+    while (below > 0 && kind(state, below) == kAbsent) --below;
+    std::vector<std::int64_t> parts;
+    if (below == 0 || kind(state, below) != kRetained + q) return parts;
+    for (const CarriedBytes& part : stage(l).carried) {
+      if (l - part.stages_back <= below) parts.push_back(part.bytes);
+    }
+    return parts;
   }
-  std::int64_t packing(int l, int q) const {
-    return q == 0 ? 0 : std::llround(format(q).encode_ns_per_byte * static_cast<double>(out(l)));
+  std::int64_t packed(std::uint32_t state, int l, int q) const {
+    if (q == 0) return out(l);
+    auto bytes =
+        static_cast<std::int64_t>(std::ceil(format(q).size_ratio * static_cast<double>(out(l))));
+    for (const std::int64_t part : packed_below(state, l, q))
+      bytes -=
+          static_cast<std::int64_t>(std::floor(format(q).size_ratio * static_cast<double>(part)));
+    return bytes;
+  }
+  std::int64_t packing(std::uint32_t state, int l, int q) const {
+    if (q == 0) return 0;
+    std::int64_t bytes = out(l);
+    for (const std::int64_t part : packed_below(state, l, q)) bytes -= part;
+    return std::llround(format(q).encode_ns_per_byte * static_cast<double>(bytes));
   }
   std::int64_t unpacking(int l, int q) const {
     return q == 0 ? 0 : std::llround(format(q).decode_ns_per_byte * static_cast<double>(out(l)));
@@ -150,7 +168,7 @@ class Oracle {
     for (int l = 1; l <= num_stages_; ++l) {
       const int k = kind(state, l);
       if (k == kHead || k == kRetained) bytes += out(l) - shared(state, l);
-      if (k > kRetained && k < kKept) bytes += packed(l, k - kRetained);
+      if (k > kRetained && k < kKept) bytes += packed(state, l, k - kRetained);
       if (k >= kKept) {
         bytes += stage(l).options[static_cast<std::size_t>(k - kKept)].kept_bytes + carried(l) -
                  shared(state, l);
@@ -185,8 +203,9 @@ class Oracle {
     // The head is used up by a sweep, or retained in some format first.
     add_runs(result, state, i, 0, -1, 0, live(state), false);
     for (int q = 0; q <= static_cast<int>(chain_.boundary_formats.size()); ++q) {
-      const std::int64_t peak = live(state) + (q == 0 ? 0 : packed(i - 1, q));
-      add_runs(result, with(state, i - 1, kRetained + q), i, q, q, packing(i - 1, q), peak, true);
+      const std::int64_t peak = live(state) + (q == 0 ? 0 : packed(state, i - 1, q));
+      add_runs(result, with(state, i - 1, kRetained + q), i, q, q, packing(state, i - 1, q), peak,
+               true);
     }
   }
 
