@@ -320,17 +320,22 @@ std::vector<const Cut*> choose_cuts(const CutGraph& graph, const std::optional<S
       continue;
     }
     const Cut* before = chosen.empty() ? nullptr : chosen.back();
-    std::size_t best = i;
+    std::size_t best = candidates.size();
     double best_bytes = std::numeric_limits<double>::infinity();
     double reach = since;
     for (std::size_t k = i; k < candidates.size(); ++k) {
       if (k > i) reach += candidates[k].share;
       if (k > i && reach > kWindowEnd) break;
+      if (!may_follow(*candidates[k].cut, chosen)) continue;
       const double bytes = added_bytes(costs, *candidates[k].cut, before);
       if (bytes < best_bytes) {
         best = k;
         best_bytes = bytes;
       }
+    }
+    if (best == candidates.size()) {  // the window is as long as it has to be
+      ++i;
+      continue;
     }
     chosen.push_back(candidates[best].cut);
     since = 0;

@@ -60,16 +60,19 @@ class CutFinder {
   void run() {
     forbid_before_writes();
     forbid_inside_scopes();
-    forbid_other_sums();
+    find_repeated_uses();
     std::vector<Value*> before;
     for (std::size_t position = 1; position < graph_.nodes.size(); ++position) {
       if (is_forbidden_[position]) continue;
       Cut cut;
       cut.position = position;
-      if (!collect_crossing(cut) || cut.tensors.empty() || cut.tensors == before) continue;
+      if (!keeps_sums(cut) || !collect_crossing(cut) || cut.tensors.empty() ||
+          cut.tensors == before)
+        continue;
       before = cut.tensors;
       graph_.cuts.push_back(std::move(cut));
     }
+    leave_out_impossible();
   }
 
  private:
@@ -109,17 +112,44 @@ class CutFinder {
     }
   }
 
-  // The gradient of a parameter is summed from its last use to its first. A stage adds the sum of
-  // its own uses, which is the same to the bit only while all earlier stages have one at most.
-  void forbid_other_sums() {
+  // The nodes, in order, that give each parameter of three or more a part of its gradient.
+  void find_repeated_uses() {
     const auto inputs = block_->inputs();
     for (std::size_t i = graph_.flat.num_arguments; i < inputs.size(); ++i) {
       const StateTensor* state = graph_.flat.state_of(inputs[i]);
-      if (state == nullptr || !state->is_parameter || inputs[i]->uses().size() < 3) continue;
+      if (state == nullptr || !state->is_parameter) continue;
       std::vector<std::size_t> uses;
-      for (const Use& use : inputs[i]->uses()) uses.push_back(index_.at(top_level_node(use.user)));
+      for (const Use& use : inputs[i]->uses()) {
+        if (!reads_shape_only(use.user)) uses.push_back(index_.at(top_level_node(use.user)));
+      }
       std::sort(uses.begin(), uses.end());
-      for (std::size_t p = uses[1] + 1; p <= uses.back(); ++p) is_forbidden_[p] = true;
+      if (uses.size() > 2) repeated_uses_.push_back(std::move(uses));
+    }
+  }
+
+  // The gradient of a parameter is summed from its last use to its first. A stage adds the sum of
+  // its own uses, which is the same to the bit only while all stages but the last have one at most:
+  // whoever cuts behind two uses has to cut between them.
+  bool keeps_sums(Cut& cut) const {
+    for (const std::vector<std::size_t>& uses : repeated_uses_) {
+      if (uses.back() < cut.position) continue;
+      for (std::size_t i = 1; i < uses.size() && uses[i] < cut.position; ++i) {
+        if (uses[i] == uses[i - 1]) return false;
+        cut.needs_cuts_in.emplace_back(uses[i - 1], uses[i]);
+      }
+    }
+    return true;
+  }
+
+  // A cut that needs another where none is legal.
+  void leave_out_impossible() {
+    std::vector<Cut> all = std::exchange(graph_.cuts, {});
+    graph_.cuts.reserve(all.size());  // the cuts that were made stay where they are
+    std::vector<const Cut*> made;
+    for (Cut& cut : all) {
+      if (!may_follow(cut, made)) continue;
+      graph_.cuts.push_back(std::move(cut));
+      made.push_back(&graph_.cuts.back());
     }
   }
 
@@ -171,6 +201,7 @@ class CutFinder {
   std::unordered_map<const Node*, std::size_t> index_;
   std::vector<Lifetime> lifetimes_;
   std::vector<bool> is_forbidden_;  // by position
+  std::vector<std::vector<std::size_t>> repeated_uses_;
   std::set<const Value*> crossing_;
   std::unordered_map<const Value*, bool> can_find_;
 };
@@ -182,6 +213,14 @@ CutGraph find_cuts(FlatGraph flat) {
   graph.flat = std::move(flat);
   CutFinder(graph).run();
   return graph;
+}
+
+bool may_follow(const Cut& cut, const std::vector<const Cut*>& made) {
+  return std::all_of(cut.needs_cuts_in.begin(), cut.needs_cuts_in.end(), [&](const auto& range) {
+    return std::any_of(made.begin(), made.end(), [&](const Cut* other) {
+      return other->position > range.first && other->position <= range.second;
+    });
+  });
 }
 
 at::Tensor pack(const IValue& value) {

@@ -7,6 +7,7 @@
 #include <headroom/core/micro_batch.h>
 
 #include <cstdint>
+#include <utility>
 #include <vector>
 
 namespace headroom::script {
@@ -19,6 +20,9 @@ struct Cut {
   /// Numbers and lists of ints that later nodes read and cannot find out again from shapes; they
   /// cross as small tensors.
   std::vector<torch::jit::Value*> numbers;
+  /// Before this one: it may be made only together with another cut in each of these ranges of
+  /// positions, the first excluded.
+  std::vector<std::pair<std::size_t, std::size_t>> needs_cuts_in;
 };
 
 struct CutGraph {
@@ -31,6 +35,9 @@ struct CutGraph {
 /// `with` block is open, and the gradient of a parameter that is used thrice or more is summed in
 /// the same order. Of neighbours with the same crossing tensors the first is taken.
 CutGraph find_cuts(FlatGraph flat);
+
+/// Whether a cut may be made behind those that were, which are in order.
+bool may_follow(const Cut& cut, const std::vector<const Cut*>& made);
 
 /// A number that crosses, as a tensor, and back.
 at::Tensor pack(const torch::jit::IValue& value);

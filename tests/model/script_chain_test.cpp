@@ -63,6 +63,18 @@ TEST_F(ScriptChain, IsTheWholeModelAtItsOwnCutsAndOtherBatchSizes) {
   }
 }
 
+TEST_F(ScriptChain, IsCutBetweenTheUsesOfOneParameter) {
+  const MicroBatch micro = samples_for("t5", 4);
+  const Chain chain = Chain::from_script(models_->path("t5"), weigh_everything, micro);
+  std::size_t num_users = 0;  // of the embedding: source, target, scores
+  for (std::size_t i = 0; i < chain.size(); ++i) {
+    const auto parameters = chain.stage(i).module()->named_parameters();
+    num_users += parameters.contains("emb.weight") ? 1 : 0;
+  }
+  EXPECT_EQ(num_users, 3U);
+  EXPECT_NO_THROW(check_whole_model(chain, micro));
+}
+
 TEST_F(ScriptChain, TheCheckNamesTheParameterThatDiffers) {
   const MicroBatch micro = samples_for("small", 4);
   const torch::jit::Module module = torch::jit::load(models_->path("small"));
