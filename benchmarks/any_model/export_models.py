@@ -1,7 +1,8 @@
-"""Writes models as TorchScript files, without weights: export_models.py FOLDER [NAME ...].
+"""Writes models as TorchScript files, without weights: export_models.py [--side SIDE] FOLDER [NAME ...].
 
 Torchvision's (Debian: python3-torchvision) and those of tests/model/script_models.py, each with the
 flags that give it data in FOLDER/NAME.flags."""
+import argparse
 import os
 import sys
 
@@ -65,33 +66,44 @@ class Tagger(nn.Module):
         return self.head(self.lstm(self.embed(tokens))[0])
 
 
-def images(side, classes=1000):
+def arguments():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--side", type=int, default=64, help="of images, in pixels")
+    parser.add_argument("folder")
+    parser.add_argument("names", nargs="*")
+    return parser.parse_args()
+
+
+ARGUMENTS = arguments()
+
+
+def images(classes=1000, side=ARGUMENTS.side):
     return f"--dataset synthetic --model_config channels=3,rows={side},columns={side},classes={classes}"
 
 
 TOKENS = "--dataset synthetic --model_config length=64,vocab_size=256"
 MODELS = dict(
-    resnet50=(lambda: models.resnet50(weights=None), images(64)),
-    resnet101=(lambda: models.resnet101(weights=None), images(64)),
-    densenet121=(lambda: models.densenet121(weights=None), images(64)),
-    vit_b_16=(lambda: models.vit_b_16(weights=None, image_size=64), images(64)),
-    swin_t=(lambda: models.swin_t(weights=None), images(64)),
-    convnext_tiny=(lambda: models.convnext_tiny(weights=None), images(64)),
-    efficientnet_b0=(lambda: models.efficientnet_b0(weights=None), images(64)),
-    mobilenet_v3_large=(lambda: models.mobilenet_v3_large(weights=None), images(64)),
+    resnet50=(lambda: models.resnet50(weights=None), images()),
+    resnet101=(lambda: models.resnet101(weights=None), images()),
+    densenet121=(lambda: models.densenet121(weights=None), images()),
+    vit_b_16=(lambda: models.vit_b_16(weights=None, image_size=ARGUMENTS.side), images()),
+    swin_t=(lambda: models.swin_t(weights=None), images()),
+    convnext_tiny=(lambda: models.convnext_tiny(weights=None), images()),
+    efficientnet_b0=(lambda: models.efficientnet_b0(weights=None), images()),
+    mobilenet_v3_large=(lambda: models.mobilenet_v3_large(weights=None), images()),
     fcn_resnet50=(lambda: PooledOut(models.segmentation.fcn_resnet50(weights=None, weights_backbone=None)),
-                  images(64, 21)),
+                  images(21)),
     deeplabv3_resnet50=(lambda: PooledOut(models.segmentation.deeplabv3_resnet50(weights=None, weights_backbone=None)),
-                        images(64, 21)),
-    unet=(lambda: Pooled(own.UNet(width=16, levels=4, inputs=3, classes=10)), images(64, 10)),
+                        images(21)),
+    unet=(lambda: Pooled(own.UNet(width=16, levels=4, inputs=3, classes=10)), images(10)),
     t5=(lambda: Translator(), TOKENS + " --loss model"),
     lstm=(lambda: Tagger(), TOKENS),
-    control=(lambda: Branching(), images(16, 10)),
+    control=(lambda: Branching(), images(10, side=16)),
 )
 
 
 def main():
-    for name in sys.argv[2:] or MODELS:
+    for name in ARGUMENTS.names or MODELS:
         torch.manual_seed(0)
         make, flags = MODELS[name]
         model = make().train()
@@ -99,8 +111,8 @@ def main():
             for parameter in model.parameters():  # a head of zeros would stop every gradient
                 if parameter.dim() > 1 and not parameter.any():
                     parameter.normal_(0, 0.05)
-        torch.jit.script(model).save(f"{sys.argv[1]}/{name}.pt")
-        with open(f"{sys.argv[1]}/{name}.flags", "w") as file:
+        torch.jit.script(model).save(f"{ARGUMENTS.folder}/{name}.pt")
+        with open(f"{ARGUMENTS.folder}/{name}.flags", "w") as file:
             file.write(flags + "\n")
 
 
