@@ -46,8 +46,8 @@ FlatGraph flatten(const torch::jit::Module& module, const FixedArguments& fixed 
 FlatGraph trace(const std::function<torch::jit::Stack(torch::jit::Stack)>& function,
                 const torch::jit::Stack& inputs, std::vector<StateTensor> state);
 
-/// Folds what is constant, unrolls loops of known length, and follows lists. Changes neither what
-/// autograd records nor which random numbers are drawn.
+/// Folds what is constant, unrolls loops of known length, and follows lists and dictionaries.
+/// Changes neither what autograd records nor which random numbers are drawn.
 void simplify(std::shared_ptr<torch::jit::Graph>& graph);
 
 bool is_tensor(const torch::jit::Value* value);

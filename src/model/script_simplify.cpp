@@ -10,6 +10,9 @@
 
 #include <algorithm>
 #include <optional>
+#include <string>
+#include <utility>
+#include <vector>
 
 namespace headroom::script {
 namespace {
@@ -100,6 +103,92 @@ void follow_lists(const std::shared_ptr<Graph>& graph, bool lengths_only) {
   }
 }
 
+// What a dictionary holds: names with their constants, and values, in the order of their names.
+using Holds = std::vector<std::pair<Value*, Value*>>;
+
+std::string name_in(const Value* key) { return toIValue(key)->toStringRef(); }
+
+void hold(Holds& holds, Value* key, Value* value) {
+  const auto known = std::find_if(holds.begin(), holds.end(), [&](const auto& each) {
+    return name_in(each.first) == name_in(key);
+  });
+  if (known == holds.end())
+    holds.emplace_back(key, value);
+  else
+    known->second = value;
+}
+
+bool sets_item(const Use& use) {
+  return use.user->kind() == aten::_set_item && use.offset == 0 &&
+         toIValue(use.user->inputs()[1]).has_value();
+}
+
+// Whether a dictionary is only set at the top level, to constant names, and read.
+bool is_plain_dictionary(const Value* dictionary, const Block* block) {
+  return std::all_of(dictionary->uses().begin(), dictionary->uses().end(), [&](const Use& use) {
+    if (sets_item(use)) return use.user->owningBlock() == block;
+    if (use.user == block->return_node()) return true;
+    const auto* schema = use.user->maybeSchema();
+    return schema != nullptr && use.offset < schema->arguments().size() &&
+           (use.user->kind() == aten::__getitem__ ||
+            schema->arguments()[use.offset].alias_info() == nullptr);
+  });
+}
+
+void resolve_dictionary(Graph& graph, Node* dictionary) {
+  Block* block = graph.block();
+  std::vector<std::pair<Node*, Use>> uses;  // with the node of the top level that has the use
+  for (const Use& use : dictionary->output()->uses())
+    uses.emplace_back(top_level_node(use.user, block), use);
+  std::stable_sort(uses.begin(), uses.end(), [](const auto& a, const auto& b) {
+    return a.first != b.first && a.first->isBefore(b.first);
+  });
+  Holds holds;
+  for (const auto& [top, use] : uses) {
+    Node* user = use.user;
+    if (sets_item(use)) {
+      hold(holds, user->inputs()[1], user->inputs()[2]);
+      user->destroy();
+      continue;
+    }
+    const auto key = user->kind() == aten::__getitem__ ? toIValue(user->inputs()[1]) : c10::nullopt;
+    const auto found = std::find_if(holds.begin(), holds.end(), [&](const auto& each) {
+      return key && name_in(each.first) == key->toStringRef();
+    });
+    if (found != holds.end()) {
+      user->output()->replaceAllUsesWith(found->second);
+      continue;
+    }
+    std::vector<Value*> keys, values;
+    for (const auto& [name, value] : holds) {
+      keys.push_back(name);
+      values.push_back(value);
+    }
+    const auto type = dictionary->output()->type()->expect<c10::DictType>();
+    Node* copy = graph.createDict(type->getKeyType(), type->getValueType(), keys, values);
+    copy->insertBefore(top);
+    user->replaceInput(use.offset, copy->output());
+  }
+}
+
+// The same for dictionaries of tensors that begin empty, as models with several outputs fill them:
+// one that is filled from the first layer to the last would cross every cut.
+void follow_dictionaries(const std::shared_ptr<Graph>& graph) {
+  std::vector<Node*> dictionaries;
+  for (Node* node : graph->nodes()) {
+    const bool is_made = node->kind() == aten::dict || node->kind() == prim::DictConstruct;
+    if (!is_made || !node->inputs().empty()) continue;
+    const auto type = node->output()->type()->cast<c10::DictType>();
+    if (type && type->getKeyType()->kind() == c10::TypeKind::StringType &&
+        type->getValueType()->isSubtypeOf(*c10::TensorType::get()))
+      dictionaries.push_back(node);
+  }
+  for (Node* dictionary : dictionaries) {
+    if (is_plain_dictionary(dictionary->output(), graph->block()))
+      resolve_dictionary(*graph, dictionary);
+  }
+}
+
 // A random operation whose value nobody reads draws its numbers all the same, and those after it
 // would be others without it. A node with a side effect reads it until the graph is simple.
 const Symbol kReadsRandom = Symbol::attr("reads_random");
@@ -137,6 +226,7 @@ void simplify(std::shared_ptr<Graph>& graph) {
     follow_lists(graph, true);
     ConstantPropagation(graph);
     follow_lists(graph, false);
+    follow_dictionaries(graph);
   }
   ConstantPropagation(graph);
   EliminateDeadCode(graph);  // keeps writes to inputs of the graph: buffers

@@ -42,8 +42,8 @@ std::vector<const script::Cut*> every_cut(const script::CutGraph& graph,
 }
 
 TEST_F(ScriptChain, IsTheWholeModelAtEveryLegalCut) {
-  for (const char* name :
-       {"unet", "resnet", "t5", "control", "power", "lstm", "custom", "small", "resnet_traced"}) {
+  for (const char* name : {"unet", "resnet", "t5", "control", "power", "lstm", "custom", "small",
+                           "taps", "resnet_traced"}) {
     SCOPED_TRACE(name);
     const MicroBatch micro = samples_for(name, 4);
     const Chain chain = script::cut_module(torch::jit::load(models_->path(name)), weigh_everything,
@@ -73,6 +73,13 @@ TEST_F(ScriptChain, IsCutBetweenTheUsesOfOneParameter) {
   }
   EXPECT_EQ(num_users, 3U);
   EXPECT_NO_THROW(check_whole_model(chain, micro));
+}
+
+TEST_F(ScriptChain, ADictionaryThatIsFilledOnTheWayCrossesNoCut) {
+  const MicroBatch micro = samples_for("taps", 4);
+  const Chain chain = script::cut_module(torch::jit::load(models_->path("taps")), weigh_everything,
+                                         false, micro, every_cut);
+  EXPECT_GT(chain.size(), 6U);  // of which each has one layer at most
 }
 
 TEST_F(ScriptChain, TheCheckNamesTheParameterThatDiffers) {

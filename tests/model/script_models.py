@@ -242,6 +242,25 @@ class Small(nn.Module):
         return self.b(F.dropout(self.bn(self.a(x)), 0.1, self.training))
 
 
+class Taps(nn.Module):
+    """A dictionary that is filled from the first layer to the last, read on the way, and returned."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleDict({f"l{i}": nn.Linear(16, 16) for i in range(6)})
+        self.wanted = {"l1": "low", "l4": "high"}
+
+    def forward(self, x) -> Dict[str, torch.Tensor]:
+        out = torch.jit.annotate(Dict[str, torch.Tensor], {})
+        for name, layer in self.layers.items():
+            x = torch.relu(layer(x))
+            if name in self.wanted:
+                out[self.wanted[name]] = x
+        out["last"] = x + out["low"]
+        out["high"] = out["high"] * 2
+        return out
+
+
 class NoGradient(nn.Module):
     def __init__(self):
         super().__init__()
@@ -317,7 +336,8 @@ def main():
         return write_graphs(folder, int(sys.argv[3]), int(sys.argv[4]))
     torch.manual_seed(0)
     models = dict(unet=UNet(), resnet=ResNet(), t5=EncoderDecoder(), control=Control(), power=PowerIteration(),
-                  lstm=Recurrent(), own_loss=OwnLoss(), custom=CustomUse(), small=Small(), no_gradient=NoGradient())
+                  lstm=Recurrent(), own_loss=OwnLoss(), custom=CustomUse(), small=Small(), no_gradient=NoGradient(),
+                  taps=Taps())
     for name, model in models.items():
         torch.jit.script(model).save(f"{folder}/{name}.pt")
     image = torch.randn(4, 1, 16, 16)
