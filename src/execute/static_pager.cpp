@@ -2,6 +2,8 @@
 
 #include <headroom/memory/meter.h>
 
+#include "execute/state_stream.h"
+
 #include <torch/types.h>
 
 #include <algorithm>
@@ -40,7 +42,8 @@ Extent extent_of(const c10::Storage& storage, const c10::DataPtr& mapping) {
 
 }  // namespace
 
-StaticPager::StaticPager(const Chain& chain, std::string folder, const StateBytes& state_bytes)
+StaticPager::StaticPager(const Chain& chain, std::string folder, const StateBytes& state_bytes,
+                         bool may_stream_state)
     : folder_(std::move(folder)) {
   std::map<const c10::TensorImpl*, std::vector<int>> users;
   std::vector<at::Tensor> all;
@@ -60,6 +63,7 @@ StaticPager::StaticPager(const Chain& chain, std::string folder, const StateByte
   }
   std::map<std::pair<std::vector<int>, bool>, std::size_t>
       unit_of;  // by stages and what is trained
+  std::set<std::size_t> whole_only;
   for (const at::Tensor& parameter : all) {
     const bool is_meta = parameter.is_meta();  // an estimate has sizes alone
     if (!is_meta && (!owns_its_memory(parameter) ||
@@ -77,10 +81,18 @@ StaticPager::StaticPager(const Chain& chain, std::string folder, const StateByte
     unit.bytes[static_cast<std::size_t>(PageKind::kWeights)] += bytes;
     if (parameter.requires_grad()) {
       unit.bytes[static_cast<std::size_t>(PageKind::kGradients)] += bytes;
-      unit.bytes[static_cast<std::size_t>(PageKind::kState)] += state_bytes(parameter);
+      const std::int64_t state = state_bytes(parameter);
+      unit.bytes[static_cast<std::size_t>(PageKind::kState)] += state;
+      const bool is_plain = parameter.is_contiguous() && parameter.scalar_type() == at::kFloat;
+      if (may_stream_state && is_plain && state > 0) {
+        unit.stream_bytes = std::max(unit.stream_bytes, state_stream_bytes(bytes, state));
+      } else {
+        whole_only.insert(found->second);
+      }
     }
     parameters_[found->second].push_back(parameter);
   }
+  for (const std::size_t unit : whole_only) units_[unit].stream_bytes = 0;
   pages_.resize(units_.size() * kNumPageKinds);
 }
 
@@ -201,11 +213,14 @@ void StaticPager::make_room(Item& item) {
 
 void StaticPager::put_on_disk(std::size_t page) {
   for (Item& item : pages_[page]) {
-    if (!is_in_memory(item)) continue;
-    make_room(item);
-    store()->wait(store()->write(extent_of(item.storage, item.mapping), item.storage.data()));
-    item.storage.set_data_ptr(take(item.mapping));
+    if (is_in_memory(item)) put_on_disk(item);
   }
+}
+
+void StaticPager::put_on_disk(Item& item) {
+  make_room(item);
+  store()->wait(store()->write(extent_of(item.storage, item.mapping), item.storage.data()));
+  item.storage.set_data_ptr(take(item.mapping));
 }
 
 void StaticPager::put_in_memory(std::size_t page) {
@@ -267,8 +282,24 @@ void StaticPager::prepare_state(const Page& page) {
   }
 }
 
+void StaticPager::step_streaming(at::Tensor& parameter) {
+  const std::size_t group = group_of_.at(parameter.unsafeGetTensorImpl());
+  {
+    const MappedAllocationScope on_disk(store());
+    const OwnerScope owner(Owner::kOptimizer);
+    optimizer_->prepare_state(parameter, group);
+  }
+  // What is small was made in memory.
+  for (const at::Tensor& tensor : optimizer_->state_tensors(parameter)) {
+    Item item{tensor.storage(), {}, {}, 0};
+    if (is_in_memory(item)) put_on_disk(item);
+  }
+  headroom::step_streaming(store(), *optimizer_, parameter, group);
+}
+
 void StaticPager::read(std::size_t page) {
   const PageKind kind = Page::at(page).kind;
+  if (kind == PageKind::kGradients) find_items(page);  // of the update before
   if (kind == PageKind::kState && optimizer_ != nullptr) {
     prepare_state(Page::at(page));
     find_items(page);

@@ -30,7 +30,9 @@ class StaticPager {
   using StateBytes = std::function<std::int64_t(const at::Tensor& parameter)>;
 
   /// Pages parameters of `chain` to a file in `folder`, which is made when it is first needed.
-  StaticPager(const Chain& chain, std::string folder, const StateBytes& state_bytes);
+  /// `may_stream_state` says that the optimizer has_independent_elements().
+  StaticPager(const Chain& chain, std::string folder, const StateBytes& state_bytes,
+              bool may_stream_state = false);
   ~StaticPager();
   StaticPager(const StaticPager&) = delete;
   StaticPager& operator=(const StaticPager&) = delete;
@@ -58,8 +60,14 @@ class StaticPager {
   /// their number at the end.
   void start(std::vector<PageStep> steps);
   void before(std::size_t step);
+  /// Whether the walk under way has changed weights or state that are not on disk yet.
+  bool has_unwritten() const { return walk_ && walk_->has_unwritten(); }
   /// Ends a walk anywhere: what was read is dropped, what was changed is lost. Never throws.
   void abandon() noexcept;
+
+  /// Updates a parameter of a unit whose state passes in pieces; the walk has brought its weights
+  /// and its gradient.
+  void step_streaming(at::Tensor& parameter);
 
   /// Where pages are.
   const std::shared_ptr<SpillStore>& store();
@@ -81,6 +89,7 @@ class StaticPager {
   void find_items(std::size_t page);
   bool is_in_memory(const Item& item) const;
   void put_on_disk(std::size_t page);
+  void put_on_disk(Item& item);
   void put_in_memory(std::size_t page);
   void make_room(Item& item);
   void prepare_state(const Page& page);

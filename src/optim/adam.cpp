@@ -126,7 +126,7 @@ OptimizerRow adam_row() {
           [](const OptimizerConfig& config, const NamedParameters& named, const KeepFp32State&) {
             return make_grouped<Adam>(config, named, adam_options<AdamOptions>(config));
           },
-          two_moments_bytes};
+          two_moments_bytes, /*has_independent_elements=*/true};
 }
 
 OptimizerRow adamw_row() {
@@ -134,7 +134,7 @@ OptimizerRow adamw_row() {
           [](const OptimizerConfig& config, const NamedParameters& named, const KeepFp32State&) {
             return make_grouped<AdamW>(config, named, adam_options<AdamWOptions>(config));
           },
-          two_moments_bytes};
+          two_moments_bytes, /*has_independent_elements=*/true};
 }
 
 }  // namespace headroom

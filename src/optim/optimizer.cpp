@@ -105,6 +105,26 @@ void LeanOptimizer::step_parameter(at::Tensor& parameter, std::size_t group) {
   update(parameter, parameter.grad(), reserve_state(parameter, options), options);
 }
 
+void LeanOptimizer::step_piece(at::Tensor& parameter, std::size_t group, std::int64_t begin,
+                               std::int64_t end, const std::vector<at::Tensor>& pieces) {
+  torch::NoGradGuard no_grad;
+  const auto& options = param_groups_.at(group).options();
+  check_options(options);
+  check_gradient(parameter);
+  LeanParamState& state = *find_state(parameter);
+  // Counts of steps advance with the last piece alone.
+  const std::unique_ptr<torch::optim::OptimizerParamState> copy = state.clone();
+  auto& state_of_piece = static_cast<LeanParamState&>(*copy);
+  state_of_piece.set_tensors(pieces);
+  at::Tensor elements = parameter.detach().view({-1}).slice(0, begin, end);
+  const at::Tensor gradient = parameter.grad().reshape({-1}).slice(0, begin, end);
+  if (end < parameter.numel()) return update(elements, gradient, state_of_piece, options);
+  const std::vector<at::Tensor> whole = state.tensors();
+  state.set_tensors(pieces);
+  update(elements, gradient, state, options);
+  state.set_tensors(whole);
+}
+
 std::vector<at::Tensor> LeanOptimizer::state_tensors() const {
   std::vector<at::Tensor> all;
   for (const auto& group : param_groups_) {

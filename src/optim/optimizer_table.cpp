@@ -46,6 +46,10 @@ std::int64_t optimizer_state_bytes(const OptimizerConfig& config, const Paramete
   return total;
 }
 
+bool has_independent_elements(const std::string& name) {
+  return optimizer_row(name).has_independent_elements;
+}
+
 ParameterShapes shapes_of(const std::vector<at::Tensor>& parameters) {
   ParameterShapes shapes;
   for (const at::Tensor& parameter : parameters) shapes.push_back(parameter.sizes().vec());

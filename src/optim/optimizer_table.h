@@ -22,6 +22,8 @@ struct OptimizerRow {
   /// Bytes of state for one float parameter of this shape.
   std::int64_t (*state_bytes)(const OptimizerConfig& config,
                               const std::vector<std::int64_t>& shape);
+  /// See has_independent_elements().
+  bool has_independent_elements = false;
 };
 
 /// Every row, in the order of the documentation.

@@ -111,7 +111,8 @@ OptimizerRow sgd_row() {
           },
           [](const OptimizerConfig& config, const std::vector<std::int64_t>& shape) {
             return config.momentum != 0 ? float_bytes(shape) : 0;
-          }};
+          },
+          /*has_independent_elements=*/true};
 }
 
 }  // namespace headroom

@@ -26,6 +26,16 @@ PageWalk::PageWalk(const PagingPlan& plan, const std::vector<PageStep>& steps)
     if (!is_paged(page) && Page::at(page).kind != PageKind::kGradients) put(page, Place::kMemory);
   }
   moving_.clear();
+  // Gradients of the update before are where they were left.
+  std::vector<bool> is_known(pages_.size(), false);
+  for (const PageStep& step : steps) {
+    for (const PageUse& use : step.uses) {
+      const std::size_t page = use.page.index();
+      if (use.page.kind != PageKind::kGradients || is_known[page]) continue;
+      is_known[page] = true;
+      if (!use.is_born && !is_paged(page)) put(page, Place::kMemory);
+    }
+  }
 }
 
 bool PageWalk::is_paged(std::size_t page) const {
@@ -103,6 +113,12 @@ void PageWalk::let_go(std::size_t step, const std::vector<bool>& wanted, PageMov
       moving_.end());
 }
 
+bool PageWalk::has_unwritten() const {
+  return std::any_of(moving_.begin(), moving_.end(), [&](std::size_t page) {
+    return pages_[page].is_dirty && Page::at(page).kind != PageKind::kGradients;
+  });
+}
+
 void PageWalk::fetch(const PageStep& step, std::vector<std::size_t>& moves) {
   for (const PageUse& use : step.uses) {
     const std::size_t page = use.page.index();
@@ -120,7 +136,11 @@ std::vector<PageStep> micro_batch_steps(const std::vector<PageUnit>& units,
     const Operation& operation = schedule.operations[i];
     if (operation.kind == OperationKind::kFree) continue;
     PageStep step;
-    if (!schedule.curve.empty()) step.peak_bytes = schedule.curve[i].peak_bytes;
+    if (!schedule.curve.empty()) {
+      step.peak_bytes = schedule.curve[i].peak_bytes;
+      step.before_bytes = i > 0 ? schedule.curve[i - 1].live_bytes : 0;
+      step.after_bytes = schedule.curve[i].live_bytes;
+    }
     for (std::size_t unit = 0; unit < units.size(); ++unit) {
       if (!uses_stage(units[unit], operation.stage)) continue;
       step.uses.push_back({{unit, PageKind::kWeights}});
@@ -136,23 +156,87 @@ std::vector<PageStep> micro_batch_steps(const std::vector<PageUnit>& units,
   return steps;
 }
 
-std::vector<PageStep> update_steps(const std::vector<PageUnit>& units, std::int64_t update_ns) {
-  std::int64_t all_bytes = 0;
-  for (const PageUnit& unit : units) all_bytes += unit.bytes_of(PageKind::kWeights);
-  std::vector<PageStep> steps;
-  for (std::size_t unit = 0; unit < units.size(); ++unit) {
+namespace {
+
+// Updates take their time by the bytes of weights.
+class UnitUpdates {
+ public:
+  UnitUpdates(const PagingPlan& plan, std::int64_t update_ns) : plan_(plan) {
+    std::int64_t all_bytes = 0;
+    for (const PageUnit& unit : plan.units) all_bytes += unit.bytes_of(PageKind::kWeights);
+    ns_per_byte_ =
+        static_cast<double>(update_ns) / static_cast<double>(std::max<std::int64_t>(all_bytes, 1));
+  }
+
+  bool is_trained(std::size_t unit) const {
+    return plan_.units[unit].bytes_of(PageKind::kGradients) > 0;
+  }
+
+  PageStep of(std::size_t unit) const {
+    const PageUnit& page_unit = plan_.units[unit];
     PageStep step;
-    step.is_update = true;
+    step.updated = unit;
     step.peak_bytes = kScalarBytes;
-    step.ns = transfer_ns(
-        static_cast<double>(update_ns) / static_cast<double>(std::max<std::int64_t>(all_bytes, 1)),
-        units[unit].bytes_of(PageKind::kWeights));
-    if (units[unit].bytes_of(PageKind::kGradients) > 0) {
-      step.uses = {{{unit, PageKind::kWeights}, true, false, false},
-                   {{unit, PageKind::kGradients}, false, false, true},
-                   {{unit, PageKind::kState}, true, false, false}};
+    step.ns = transfer_ns(ns_per_byte_, page_unit.bytes_of(PageKind::kWeights));
+    step.uses = {{{unit, PageKind::kWeights}, true, false, false},
+                 {{unit, PageKind::kGradients}, false, false, true}};
+    if (plan_.streams(unit)) {
+      step.peak_bytes += page_unit.stream_bytes;
+      step.streamed_bytes = page_unit.bytes_of(PageKind::kState);
+    } else {
+      step.uses.push_back({{unit, PageKind::kState}, true, false, false});
     }
-    steps.push_back(std::move(step));
+    return step;
+  }
+
+ private:
+  const PagingPlan& plan_;
+  double ns_per_byte_ = 0;
+};
+
+}  // namespace
+
+std::vector<PageStep> update_steps(const PagingPlan& plan, std::int64_t update_ns) {
+  const UnitUpdates updates(plan, update_ns);
+  std::vector<PageStep> steps;
+  for (std::size_t unit = 0; unit < plan.units.size(); ++unit) {
+    if (updates.is_trained(unit)) steps.push_back(updates.of(unit));
+  }
+  return steps;
+}
+
+std::vector<PageStep> window_steps(const PagingPlan& plan, std::vector<PageStep> micro_batches,
+                                   std::int64_t update_ns) {
+  if (plan.updates == UpdateTime::kAfterBackward) {
+    for (PageStep& step : update_steps(plan, update_ns)) micro_batches.push_back(std::move(step));
+    return micro_batches;
+  }
+  const bool is_before = plan.updates == UpdateTime::kInNextForward;
+  // The step next to which a unit is updated: the first that needs its weights, or the last that
+  // adds to its gradients.
+  std::vector<std::vector<std::size_t>> updated_at(micro_batches.size());
+  const UnitUpdates updates(plan, update_ns);
+  for (std::size_t unit = 0; unit < plan.units.size(); ++unit) {
+    if (!updates.is_trained(unit)) continue;
+    const Page page{unit, is_before ? PageKind::kWeights : PageKind::kGradients};
+    std::optional<std::size_t> place;
+    for (std::size_t i = 0; i < micro_batches.size() && !(is_before && place); ++i) {
+      for (const PageUse& use : micro_batches[i].uses) {
+        if (use.page.index() == page.index()) place = i;
+      }
+    }
+    if (place) updated_at[*place].push_back(unit);
+  }
+  std::vector<PageStep> steps;
+  for (std::size_t i = 0; i < micro_batches.size(); ++i) {
+    const std::int64_t live =
+        is_before ? micro_batches[i].before_bytes : micro_batches[i].after_bytes;
+    if (!is_before) steps.push_back(std::move(micro_batches[i]));
+    for (const std::size_t unit : updated_at[i]) {
+      steps.push_back(updates.of(unit));
+      steps.back().peak_bytes += live;
+    }
+    if (is_before) steps.push_back(std::move(micro_batches[i]));
   }
   return steps;
 }
@@ -200,8 +284,18 @@ PageReplay replay(const PagingPlan& plan, const std::vector<PageStep>& steps,
     start(moves.ahead, disk.read_ns_per_byte, result.bytes_read);
     if (i == walk.steps().size()) break;
     const PageStep& step = walk.steps()[i];
+    if (step.streamed_bytes > 0) {
+      const std::int64_t ns =
+          transfer_ns(disk.read_ns_per_byte + disk.write_ns_per_byte, step.streamed_bytes);
+      disk_free = std::max(disk_free, now) + ns;
+      result.disk_ns += ns;
+      result.wait_ns += std::max<std::int64_t>(0, disk_free - now - step.ns);
+      now = std::max(now, disk_free - step.ns);
+      result.bytes_read += step.streamed_bytes;
+      result.bytes_written += step.streamed_bytes;
+    }
     now += step.ns;
-    std::int64_t& peak = step.is_update ? result.update_peak_bytes : result.forward_peak_bytes;
+    std::int64_t& peak = step.updated ? result.update_peak_bytes : result.forward_peak_bytes;
     peak = std::max(peak, walk.resident_bytes() + step.peak_bytes);
   }
   result.peak_bytes = std::max(result.forward_peak_bytes, result.update_peak_bytes);

@@ -7,6 +7,7 @@
 #include <headroom/plan/schedule.h>
 
 #include <cstdint>
+#include <optional>
 #include <vector>
 
 namespace headroom {
@@ -33,9 +34,11 @@ struct PageUse {
 /// One piece of work and the pages that must be in memory for it.
 struct PageStep {
   std::vector<PageUse> uses;
-  std::int64_t ns = 0;          ///< that it computes
-  std::int64_t peak_bytes = 0;  ///< besides pages and what is always resident
-  bool is_update = false;
+  std::int64_t ns = 0;                             ///< that it computes
+  std::int64_t peak_bytes = 0;                     ///< besides pages and what is always resident
+  std::int64_t before_bytes = 0, after_bytes = 0;  ///< the same, before and after it
+  std::int64_t streamed_bytes = 0;     ///< that are read and written in pieces meanwhile
+  std::optional<std::size_t> updated;  ///< the unit that it updates, if that is what it does
 };
 
 /// What happens between two steps, in this order.
@@ -59,6 +62,9 @@ class PageWalk {
   PageMoves before(std::size_t step);
   /// Of all pages, during the step that before() was called for last.
   std::int64_t resident_bytes() const { return resident_bytes_; }
+
+  /// Whether weights or state were changed and are not known to be on disk, where they are paged.
+  bool has_unwritten() const;
 
   const std::vector<PageStep>& steps() const { return steps_; }
 
@@ -88,9 +94,13 @@ class PageWalk {
 /// needs no prediction.
 std::vector<PageStep> micro_batch_steps(const std::vector<PageUnit>& units,
                                         const Schedule& schedule, bool gradients_exist);
-/// The steps of an update after all micro-batches: one for each unit, which does nothing where the
-/// unit has no gradients.
-std::vector<PageStep> update_steps(const std::vector<PageUnit>& units, std::int64_t update_ns);
+/// The steps of an update: those of its micro-batches, which micro_batch_steps() made, with the
+/// updates of units where the plan wants them. For UpdateTime::kInNextForward the gradients of the
+/// update before are there at the start.
+std::vector<PageStep> window_steps(const PagingPlan& plan, std::vector<PageStep> micro_batches,
+                                   std::int64_t update_ns);
+/// The updates of all units that are trained, one after the other.
+std::vector<PageStep> update_steps(const PagingPlan& plan, std::int64_t update_ns);
 /// The steps of a forward without gradients: one for each stage.
 std::vector<PageStep> forward_steps(const std::vector<PageUnit>& units, std::size_t num_stages);
 

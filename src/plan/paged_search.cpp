@@ -33,9 +33,9 @@ std::int64_t operation_ns(const ChainCosts& chain, const Operation& operation) {
   return 0;
 }
 
-// The steps of an update with `num_steps` micro-batches of this schedule.
-std::vector<PageStep> steps_of(const PagedRequest& request, const MicroBatchCosts& costs,
-                               const Schedule& schedule, std::int64_t num_steps) {
+// The operations of `num_steps` micro-batches of this schedule.
+std::vector<PageStep> operations_of(const PagedRequest& request, const MicroBatchCosts& costs,
+                                    const Schedule& schedule, std::int64_t num_steps) {
   std::vector<PageStep> all;
   for (std::int64_t micro = 0; micro < num_steps; ++micro) {
     std::vector<PageStep> steps = micro_batch_steps(request.units, schedule, micro > 0);
@@ -44,37 +44,55 @@ std::vector<PageStep> steps_of(const PagedRequest& request, const MicroBatchCost
       if (operation.kind == OperationKind::kFree) continue;
       step->ns = operation_ns(costs.chain, operation);
       step->peak_bytes += costs.input_bytes;
+      step->before_bytes += costs.input_bytes;
+      step->after_bytes += costs.input_bytes;
       ++step;
     }
     all.insert(all.end(), std::make_move_iterator(steps.begin()),
                std::make_move_iterator(steps.end()));
   }
-  for (PageStep& step : update_steps(request.units, request.update_ns))
-    all.push_back(std::move(step));
   return all;
 }
 
-PagingPlan all_paged(const PagedRequest& request, bool reads_ahead) {
+PagingPlan all_paged(const PagedRequest& request) {
   PagingPlan plan;
   plan.units = request.units;
   plan.is_paged.assign(request.units.size(), {true, true, true});
-  plan.reads_ahead = reads_ahead;
+  return plan;
+}
+
+// State passes in pieces where that makes room: for units whose state is at least this part of the
+// largest one's.
+PagingPlan with_streams(PagingPlan plan, double least_part) {
+  std::int64_t largest = 0;
+  for (const PageUnit& unit : plan.units) {
+    if (unit.stream_bytes > 0) largest = std::max(largest, unit.bytes_of(PageKind::kState));
+  }
+  plan.streams_state.assign(plan.units.size(), false);
+  for (std::size_t i = 0; i < plan.units.size(); ++i) {
+    const PageUnit& unit = plan.units[i];
+    const std::int64_t bytes = unit.bytes_of(PageKind::kState);
+    plan.streams_state[i] = unit.stream_bytes > 0 && unit.stream_bytes < bytes &&
+                            static_cast<double>(bytes) >= least_part * static_cast<double>(largest);
+  }
   return plan;
 }
 
 // Pages in the order in which it pays to keep them: by how often an update moves them, those that
 // several stages use first.
-std::vector<Page> by_traffic(const PagedRequest& request, std::int64_t num_steps) {
-  std::vector<Page> pages;
-  for (std::size_t i = 0; i < request.units.size() * kNumPageKinds; ++i) {
-    if (request.units[Page::at(i).unit].bytes_of(Page::at(i).kind) > 0)
-      pages.push_back(Page::at(i));
-  }
+std::vector<Page> by_traffic(const PagedRequest& request, UpdateTime updates,
+                             std::int64_t num_steps) {
+  const std::int64_t num_sums = num_steps - (updates == UpdateTime::kInBackward ? 1 : 0);
   const auto moves = [&](const Page& page) {
     const auto users = static_cast<std::int64_t>(request.units[page.unit].stages.size());
     if (page.kind == PageKind::kWeights) return 2 * num_steps * users + 2;
-    return page.kind == PageKind::kGradients ? 2 * num_steps * users : 2;
+    return page.kind == PageKind::kGradients ? 2 * (num_sums * users + users - 1) : 2;
   };
+  std::vector<Page> pages;
+  for (std::size_t i = 0; i < request.units.size() * kNumPageKinds; ++i) {
+    const Page page = Page::at(i);
+    if (request.units[page.unit].bytes_of(page.kind) > 0 && moves(page) > 0) pages.push_back(page);
+  }
   std::stable_sort(pages.begin(), pages.end(),
                    [&](const Page& a, const Page& b) { return moves(a) > moves(b); });
   return pages;
@@ -91,22 +109,28 @@ class PagedSize {
 
   std::int64_t floor() {
     const Schedule schedule = solver_.schedule(solver_.smallest_budget_bytes());
-    return request_.resident_bytes +
-           walk(all_paged(request_, false), steps_for(schedule)).peak_bytes;
+    const PagingPlan paging = with_streams(all_paged(request_), 0.0);
+    return request_.resident_bytes + walk(paging, steps_for(paging, schedule)).peak_bytes;
   }
 
   /// The fastest plan of this size.
   std::optional<PagedPlan> best() {
+    // Least in pieces first: computing waits for those.
+    constexpr double kLeastParts[] = {2.0, 0.5, 0.0};
+    const UpdateTime early =
+        request_.may_update_in_backward ? UpdateTime::kInBackward : UpdateTime::kInNextForward;
     std::optional<PagedPlan> found;
     for (const bool reads_ahead : {true, false}) {
-      const PagingPlan paging = all_paged(request_, reads_ahead);
-      const std::int64_t most = request_.budget_bytes - request_.resident_bytes -
-                                costs_.input_bytes - pages_alone(paging);
-      const std::int64_t least = solver_.smallest_budget_bytes();
-      for (const int quarters : {4, 3, 2, 1, 0}) {
-        const std::int64_t given = most <= least ? least : least + (most - least) / 4 * quarters;
-        keep_faster(found, solve(paging, given));
-        if (most <= least) break;
+      for (const UpdateTime updates : {early, UpdateTime::kAfterBackward}) {
+        std::vector<bool> streams;
+        for (const double least_part : kLeastParts) {
+          PagingPlan paging = with_streams(all_paged(request_), least_part);
+          if (paging.streams_state == streams) continue;
+          streams = paging.streams_state;
+          paging.reads_ahead = reads_ahead;
+          paging.updates = updates;
+          keep_faster(found, best_of(paging, found));
+        }
       }
     }
     return found;
@@ -115,6 +139,21 @@ class PagedSize {
  private:
   static void keep_faster(std::optional<PagedPlan>& found, std::optional<PagedPlan> other) {
     if (other && (!found || other->batch.time_ns < found->batch.time_ns)) found = std::move(other);
+  }
+
+  // The fastest with these pages, for a handful of schedules; `found` is what it must beat.
+  std::optional<PagedPlan> best_of(const PagingPlan& paging,
+                                   const std::optional<PagedPlan>& found) {
+    const std::int64_t most =
+        request_.budget_bytes - request_.resident_bytes - costs_.input_bytes - pages_alone(paging);
+    const std::int64_t least = solver_.smallest_budget_bytes();
+    std::optional<PagedPlan> best = found;
+    for (const int quarters : {4, 3, 2, 1, 0}) {
+      const std::int64_t given = most <= least ? least : least + (most - least) / 4 * quarters;
+      keep_faster(best, solve(paging, given, best));
+      if (most <= least) break;
+    }
+    return best;
   }
 
   // The most that pages take where every stage is run once forward and once backward.
@@ -128,7 +167,11 @@ class PagedSize {
     schedule.curve.resize(schedule.operations.size());
     MicroBatchCosts nothing = costs_;
     nothing.input_bytes = 0;
-    return replay(paging, steps_of(request_, nothing, schedule, std::min(num_steps_, kMostWalked)),
+    return replay(paging,
+                  window_steps(
+                      paging,
+                      operations_of(request_, nothing, schedule, std::min(num_steps_, kMostWalked)),
+                      0),
                   request_.disk)
         .forward_peak_bytes;
   }
@@ -138,14 +181,23 @@ class PagedSize {
     std::vector<PageStep> most, less;
   };
 
-  Steps steps_for(const Schedule& schedule) const {
-    if (num_steps_ <= kMostWalked) return {steps_of(request_, costs_, schedule, num_steps_), {}};
-    return {steps_of(request_, costs_, schedule, kMostWalked),
-            steps_of(request_, costs_, schedule, kMostWalked - 1)};
+  Steps steps_for(const PagingPlan& paging, const Schedule& schedule) const {
+    const auto steps = [&](std::int64_t number) {
+      return window_steps(paging, operations_of(request_, costs_, schedule, number),
+                          request_.update_ns);
+    };
+    if (num_steps_ <= kMostWalked) return {steps(num_steps_), {}};
+    return {steps(kMostWalked), steps(kMostWalked - 1)};
   }
 
   PageReplay walk(const PagingPlan& paging, const Steps& steps) const {
     PageReplay result = replay(paging, steps.most, request_.disk);
+    if (paging.updates == UpdateTime::kInNextForward) {
+      // The last update of a run has no forward after it.
+      const PageReplay last = replay(paging, update_steps(paging, 0), request_.disk);
+      result.update_peak_bytes = std::max(result.update_peak_bytes, last.update_peak_bytes);
+      result.peak_bytes = std::max(result.peak_bytes, last.peak_bytes);
+    }
     if (steps.less.empty()) return result;
     const PageReplay less = replay(paging, steps.less, request_.disk);
     const std::int64_t more = num_steps_ - kMostWalked;
@@ -159,14 +211,17 @@ class PagedSize {
     return request_.resident_bytes + walked.peak_bytes <= request_.budget_bytes;
   }
 
-  // The schedule for so many bytes, or for as many fewer as its pages turn out to need.
-  std::optional<PagedPlan> solve(PagingPlan paging, std::int64_t chain_bytes) {
+  // The schedule for so many bytes, or for as many fewer as its pages turn out to need. Nothing as
+  // well where it could not beat `found`.
+  std::optional<PagedPlan> solve(PagingPlan paging, std::int64_t chain_bytes,
+                                 const std::optional<PagedPlan>& found) {
     constexpr int kMostTries = 6;
     for (int i = 0; i < kMostTries && chain_bytes >= solver_.smallest_budget_bytes(); ++i) {
       const Schedule schedule = solver_.schedule(chain_bytes);
-      const Steps steps = steps_for(schedule);
+      const Steps steps = steps_for(paging, schedule);
       const PageReplay walked = walk(paging, steps);
       if (fits(walked)) {
+        if (found && walked.time_ns - walked.wait_ns >= found->batch.time_ns) return std::nullopt;
         keep_resident(paging, steps);
         return describe(std::move(paging), schedule, steps);
       }
@@ -178,12 +233,15 @@ class PagedSize {
   }
 
   void keep_resident(PagingPlan& paging, const Steps& steps) const {
-    const std::vector<Page> pages = by_traffic(request_, num_steps_);
+    const std::vector<Page> pages = by_traffic(request_, paging.updates, num_steps_);
     const std::size_t group = pages.size() / kMostGroups + 1;
     for (std::size_t first = 0; first < pages.size(); first += group) {
       const auto before = paging.is_paged;
-      for (std::size_t i = first; i < std::min(first + group, pages.size()); ++i)
+      for (std::size_t i = first; i < std::min(first + group, pages.size()); ++i) {
+        // The steps of a state that passes in pieces know of it.
+        if (pages[i].kind == PageKind::kState && paging.streams(pages[i].unit)) continue;
         paging.is_paged[pages[i].unit][static_cast<std::size_t>(pages[i].kind)] = false;
+      }
       if (!fits(walk(paging, steps))) paging.is_paged = before;
     }
   }

@@ -20,6 +20,7 @@ struct PagedRequest {
   std::vector<PageUnit> units;
   std::int64_t resident_bytes = 0;  ///< that no unit has: buffers, and what else is always there
   std::int64_t update_ns = 0;       ///< of clipping and updating everything
+  bool may_update_in_backward = false;  ///< nothing needs all gradients at once
   DiskSpeed disk;
   /// Of a micro-batch of this size, one of `num_steps` of the update; the bytes of parameter
   /// gradients are not part of it. Nothing: known not to fit.
@@ -33,7 +34,8 @@ struct PagedPlan {
 };
 
 /// The fastest of the plans that it looks at: micro-batches that double, a handful of schedules for
-/// each, and as much resident as then fits, what moves most often first. Nothing when none fits.
+/// each, updates inside the sweeps of micro-batches or after them, and as much resident as then
+/// fits, what moves most often first. Nothing when none fits.
 std::optional<PagedPlan> make_paged_plan(const PagedRequest& request);
 
 /// The smallest budget that make_paged_plan() is sure to serve, its own budget ignored.

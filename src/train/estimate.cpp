@@ -236,7 +236,8 @@ class Estimator {
   bool pages() const { return !arguments_.spill_dir.empty() && settings_.num_ranks == 1; }
 
   std::optional<PagedPlan> paged_plan(std::int64_t budget) {
-    StaticPager units(chain_, "", settings_.state_bytes_of_parameter());
+    StaticPager units(chain_, "", settings_.state_bytes_of_parameter(),
+                      has_independent_elements(settings_.optimizer.name));
     RunPlanRequest request = request_;
     request.budget_bytes = budget;
     request.fixed_micro_batch = std::min(arguments_.fixed_micro_batch(), samples_);

@@ -1,6 +1,9 @@
 #include "train/paged_update.h"
 
+#include <headroom/core/error.h>
 #include <headroom/memory/meter.h>
+
+#include <fmt/format.h>
 
 #include <torch/torch.h>
 
@@ -41,9 +44,13 @@ PagedUpdate::~PagedUpdate() {
 
 void PagedUpdate::adopt(const PagingPlan& plan) {
   const OwnerScope owner(Owner::kOptimizer);
-  const bool is_in_force = pager_ == nullptr || (plan.reads_ahead == pager_->plan().reads_ahead &&
-                                                 plan.is_paged == pager_->plan().is_paged);
+  const bool is_in_force =
+      pager_ == nullptr ||
+      (plan.reads_ahead == pager_->plan().reads_ahead && plan.is_paged == pager_->plan().is_paged &&
+       plan.updates == pager_->plan().updates &&
+       plan.streams_state == pager_->plan().streams_state);
   if (has_adopted_ && is_in_force) return;
+  finish();
   if (pager_ != nullptr) pager_->adopt(plan);
   has_adopted_ = true;
   if (!plan.is_active()) return optimizer_.prepare_state();
@@ -60,50 +67,83 @@ void PagedUpdate::adopt(const PagingPlan& plan) {
 
 void PagedUpdate::start(const RunPlan& plan, const std::vector<std::int64_t>& micro_batch_sizes) {
   std::vector<PageStep> steps;
-  step_of_.clear();
+  needs_step_.clear();
   for (const std::int64_t size : micro_batch_sizes) {
     Schedule schedule;
     schedule.operations = plan.batch.operations_for(size);
-    std::vector<std::ptrdiff_t> step_of;
-    auto next = static_cast<std::ptrdiff_t>(steps.size());
-    for (const Operation& operation : schedule.operations)
-      step_of.push_back(operation.kind == OperationKind::kFree ? -1 : next++);
-    for (PageStep& step : micro_batch_steps(pager_->units(), schedule, !step_of_.empty()))
+    for (PageStep& step : micro_batch_steps(pager_->units(), schedule, !needs_step_.empty()))
       steps.push_back(std::move(step));
-    step_of_.push_back(std::move(step_of));
+    needs_step_.emplace_back();
+    for (const Operation& operation : schedule.operations)
+      needs_step_.back().push_back(operation.kind != OperationKind::kFree);
   }
-  num_accumulating_ = steps.size();
-  completed_at_.assign(num_accumulating_, {});
-  std::vector<std::size_t> last(pager_->units().size(), num_accumulating_);
-  for (std::size_t step = 0; step < num_accumulating_; ++step) {
-    for (const PageUse& use : steps[step].uses) {
-      if (use.page.kind == PageKind::kGradients) last[use.page.unit] = step;
-    }
-  }
-  for (std::size_t unit = 0; unit < last.size(); ++unit) {
-    if (last[unit] < num_accumulating_) completed_at_[last[unit]].push_back(unit);
-  }
-  for (PageStep& step : update_steps(pager_->units(), 0)) steps.push_back(std::move(step));
-  pager_->start(std::move(steps));
+  // The first window of a run has no update to carry out.
+  const bool puts_off = pager_->plan().updates == UpdateTime::kInNextForward;
+  walk(puts_off && !waiting_ ? std::move(steps)
+                             : window_steps(pager_->plan(), std::move(steps), 0));
+  if (waiting_) factor_ = waiting_->factor;
   scaler_.forget_parts();
   sums_.assign(parameters_.size(), {});
+  is_skipping_ = has_updated_ = false;
   micro_ = 0;
 }
 
+void PagedUpdate::walk(std::vector<PageStep> steps) {
+  next_ = 0;
+  factor_ = 1;
+  updated_at_.clear();
+  completed_at_.assign(steps.size(), {});
+  std::vector<std::optional<std::size_t>> last(pager_->units().size());
+  for (std::size_t step = 0; step < steps.size(); ++step) {
+    updated_at_.push_back(steps[step].updated);
+    for (const PageUse& use : steps[step].uses) {
+      if (use.page.kind == PageKind::kGradients && !steps[step].updated) last[use.page.unit] = step;
+    }
+  }
+  for (std::size_t unit = 0; unit < last.size(); ++unit) {
+    if (last[unit]) completed_at_[*last[unit]].push_back(unit);
+  }
+  pager_->start(std::move(steps));
+}
+
+void PagedUpdate::advance() { pager_->before(next_++); }
+
+void PagedUpdate::run_updates() {
+  while (next_ < updated_at_.size() && updated_at_[next_]) {
+    const std::size_t unit = *updated_at_[next_];
+    is_midway_ = is_midway_ || !is_skipping_;
+    advance();
+    update_unit(unit);
+  }
+}
+
+void PagedUpdate::end_walk() {
+  advance();
+  is_midway_ = false;
+}
+
 void PagedUpdate::before_operation(std::size_t operation) {
-  const std::ptrdiff_t step = step_of_[micro_][operation];
-  if (step >= 0) pager_->before(static_cast<std::size_t>(step));
+  if (waiting_) run_updates();
+  if (needs_step_[micro_][operation]) advance();
 }
 
 void PagedUpdate::after_operation(std::size_t operation) {
-  const std::ptrdiff_t step = step_of_[micro_][operation];
-  if (operation + 1 == step_of_[micro_].size()) ++micro_;
-  if (step < 0) return;
-  for (const std::size_t unit : completed_at_[static_cast<std::size_t>(step)]) {
+  if (needs_step_[micro_][operation]) complete(next_ - 1);
+  const bool puts_off = pager_->plan().updates == UpdateTime::kInNextForward;
+  if (puts_off && !waiting_) is_midway_ = is_midway_ && pager_->has_unwritten();
+  if (operation + 1 < needs_step_[micro_].size()) return;
+  ++micro_;
+  waiting_.reset();  // every unit is used by a forward
+  if (micro_ < needs_step_.size()) return;
+  for (const at::Tensor& parameter : others_) complete(parameter);
+  if (puts_off) end_walk();
+}
+
+void PagedUpdate::complete(std::size_t step) {
+  for (const std::size_t unit : completed_at_[step]) {
     for (const at::Tensor& parameter : pager_->parameters(unit)) complete(parameter);
   }
-  if (micro_ != step_of_.size()) return;
-  for (const at::Tensor& parameter : others_) complete(parameter);
+  if (pager_->plan().updates == UpdateTime::kInBackward) run_updates();
 }
 
 void PagedUpdate::complete(const at::Tensor& parameter) {
@@ -122,20 +162,71 @@ NamedParameters PagedUpdate::finite_like_gradients() const {
   return named;
 }
 
-void PagedUpdate::step(double factor) {
-  for (std::size_t unit = 0; unit < pager_->units().size(); ++unit) {
-    pager_->before(num_accumulating_ + unit);
-    for (at::Tensor parameter : pager_->parameters(unit)) update(parameter, factor);
+bool PagedUpdate::is_finite(std::size_t unit) const {
+  for (const at::Tensor& parameter : pager_->parameters(unit)) {
+    const auto index = index_of_.find(parameter.unsafeGetTensorImpl());
+    if (index != index_of_.end() && !std::isfinite(norm_of({sums_[index->second]}))) return false;
   }
-  pager_->before(num_accumulating_ + pager_->units().size());
+  return true;
+}
+
+void PagedUpdate::update_unit(std::size_t unit) {
+  const PhaseScope phase(Phase::kUpdate);
+  const bool in_backward = pager_->plan().updates == UpdateTime::kInBackward;
+  if (in_backward && !is_finite(unit)) {
+    // Where the loss is not finite, nothing is from the first unit on.
+    if (has_updated_) {
+      throw Error(ExitCode::kInternal,
+                  fmt::format("gradients of '{}' are not finite after other parameters were "
+                              "updated; continue from the last snapshot with --max_grad_norm above "
+                              "0, which updates after backward",
+                              pager_->units()[unit].name));
+    }
+    is_skipping_ = true;
+    is_midway_ = false;
+  }
+  for (at::Tensor parameter : pager_->parameters(unit)) {
+    if (is_skipping_) {
+      parameter.mutable_grad() = at::Tensor();
+    } else {
+      update(parameter, factor_, pager_->plan().streams(unit));
+    }
+  }
+  has_updated_ = in_backward && !is_skipping_;
+}
+
+void PagedUpdate::step(double factor) {
+  if (pager_->plan().updates == UpdateTime::kInNextForward) {
+    waiting_ = {factor, {}};
+    for (const auto& group : optimizer_.param_groups())
+      waiting_->learning_rates.push_back(group.options().get_lr());
+  } else {
+    factor_ = factor;
+    run_updates();
+    end_walk();
+  }
   for (at::Tensor& parameter : others_) update(parameter, factor);
 }
 
-void PagedUpdate::update(at::Tensor& parameter, double factor) {
+void PagedUpdate::finish() {
+  if (!waiting_) return;
+  walk(update_steps(pager_->plan(), 0));
+  factor_ = waiting_->factor;
+  run_updates();
+  end_walk();
+  waiting_.reset();
+}
+
+void PagedUpdate::update(at::Tensor& parameter, double factor, bool streams) {
   const auto group = group_of_.find(parameter.unsafeGetTensorImpl());
   if (group == group_of_.end() || !parameter.grad().defined()) return;
   if (factor < 1.0) parameter.grad().mul_(factor);
-  optimizer_.step_parameter(parameter, group->second);
+  // An update that was put off has the learning rate of its time.
+  auto& options = optimizer_.param_groups()[group->second].options();
+  const double learning_rate = options.get_lr();
+  if (waiting_) options.set_lr(waiting_->learning_rates[group->second]);
+  streams ? pager_->step_streaming(parameter) : optimizer_.step_parameter(parameter, group->second);
+  options.set_lr(learning_rate);
   parameter.mutable_grad() = at::Tensor();
 }
 

@@ -10,6 +10,7 @@
 
 #include <cstdint>
 #include <map>
+#include <optional>
 #include <vector>
 
 namespace headroom {
@@ -22,30 +23,56 @@ class PagedUpdate {
   ~PagedUpdate();
 
   /// Brings weights and state to where the plan wants them, and allocates the state that stays in
-  /// memory. Throws BudgetError when the disk is full.
+  /// memory; finishes an update that waits. Throws BudgetError when the disk is full.
   void adopt(const PagingPlan& plan);
   /// Whether the plan in force pages anything: what follows is for then alone.
   bool is_active() const { return pager_ != nullptr && pager_->is_active(); }
 
   /// A window of these micro-batches begins.
   void start(const RunPlan& plan, const std::vector<std::int64_t>& micro_batch_sizes);
+  /// Brings what the operation needs; carries out updates that were put off until now.
   void before_operation(std::size_t operation);
-  /// Gradients that this operation completed are unscaled, and their squares summed.
+  /// Gradients that this operation completed are unscaled, and their squares summed; where the plan
+  /// says so, their parameters are updated. Throws Error when gradients are not finite after others
+  /// were used.
   void after_operation(std::size_t operation);
 
   /// Of the whole window, in bits what the gradients together would have.
   double grad_norm() const;
   /// For each parameter something that is finite where its gradient is.
   NamedParameters finite_like_gradients() const;
-  /// Multiplies the gradients with `factor`, updates every parameter and drops the gradients. After
-  /// an error weights and state on disk are in an undefined state.
+  /// Whether every parameter was updated in backward.
+  bool has_updated() const { return has_updated_; }
+  /// Multiplies the gradients with `factor`, updates every parameter and drops the gradients, or
+  /// puts that off until the next window or finish(), as the plan says. After an error weights and
+  /// state on disk are in an undefined state.
   void step(double factor);
-  /// Ends the window without an update; gradients are the caller's to clear. Never throws.
+  /// Carries out an update that was put off, if there is one.
+  void finish();
+  bool is_waiting() const { return waiting_.has_value(); }
+  /// Whether some parameters are updated and others not, or not all of them written: an error then
+  /// leaves nothing to continue from.
+  bool is_midway() const { return is_midway_; }
+  /// Ends the window without an update; gradients are the caller's to clear, unless an update
+  /// waits. Never throws.
   void abandon() noexcept;
 
  private:
+  // An update that was put off.
+  struct Waiting {
+    double factor = 1;
+    std::vector<double> learning_rates;  // by group
+  };
+
+  void walk(std::vector<PageStep> steps);
+  void advance();
+  void run_updates();
+  void complete(std::size_t step);
   void complete(const at::Tensor& parameter);
-  void update(at::Tensor& parameter, double factor);
+  bool is_finite(std::size_t unit) const;
+  void update_unit(std::size_t unit);
+  void update(at::Tensor& parameter, double factor, bool streams = false);
+  void end_walk();
 
   StaticPager* pager_;
   LeanOptimizer& optimizer_;
@@ -57,10 +84,16 @@ class PagedUpdate {
   std::vector<SquareSum> sums_;     // by parameter
   bool has_adopted_ = false;
 
-  std::vector<std::vector<std::ptrdiff_t>> step_of_;    // by micro-batch and operation; -1: none
+  std::vector<std::vector<bool>> needs_step_;           // by micro-batch and operation
+  std::vector<std::optional<std::size_t>> updated_at_;  // by step: the unit that it updates
   std::vector<std::vector<std::size_t>> completed_at_;  // by step: the units
+  std::size_t next_ = 0;                                // step
   std::size_t micro_ = 0;
-  std::size_t num_accumulating_ = 0;  // steps before those of the update
+  double factor_ = 1;  // of gradients, at the updates of the walk
+  std::optional<Waiting> waiting_;
+  bool is_skipping_ = false;  // gradients are not finite: nothing is updated in this window
+  bool has_updated_ = false;
+  bool is_midway_ = false;
 };
 
 }  // namespace headroom

@@ -10,8 +10,8 @@
 #include "optim/optimizer_table.h"
 #include "plan/page_walk.h"
 
-#include "train/compared_costs.h"
 #include "train/rank_group.h"
+#include "train/rank_planner.h"
 #include "train/stop.h"
 
 #include <fmt/format.h>
@@ -40,8 +40,8 @@ std::int64_t least_page_bytes(const std::vector<PageUnit>& units, std::size_t nu
   Schedule schedule;
   schedule.operations = keep_everything(num_stages);
   schedule.curve.resize(schedule.operations.size());
-  std::vector<PageStep> steps = micro_batch_steps(units, schedule, /*gradients_exist=*/false);
-  for (PageStep& step : update_steps(units, 0)) steps.push_back(std::move(step));
+  const std::vector<PageStep> steps = window_steps(
+      plan, micro_batch_steps(units, schedule, /*gradients_exist=*/false), /*update_ns=*/0);
   return replay(plan, steps, {}).peak_bytes;
 }
 
@@ -49,7 +49,8 @@ std::vector<Remedy> static_remedies(const RunSettings& settings, const Chain& ch
                                     std::int64_t static_bytes) {
   std::vector<Remedy> list;
   if (settings.arguments.spill_dir.empty() && settings.num_ranks == 1) {
-    const StaticPager pager(chain, "", settings.state_bytes_of_parameter());
+    const StaticPager pager(chain, "", settings.state_bytes_of_parameter(),
+                            has_independent_elements(settings.optimizer.name));
     const std::int64_t saved = static_bytes - least_page_bytes(pager.units(), chain.size());
     if (saved > 0)
       list.push_back({"page weights, gradients and optimizer state with --spill_dir DIR", saved});
@@ -60,444 +61,295 @@ std::vector<Remedy> static_remedies(const RunSettings& settings, const Chain& ch
   return list;
 }
 
-class RankPlanner {
- public:
-  RankPlanner(const RunPlanRequest& request, const RunSettings& settings, const Chain& chain,
-              ProfileBook& book)
-      : request_(request),
-        settings_(settings),
-        chain_(chain),
-        book_(book),
-        num_samples_(divide_up(request.window_samples, settings.num_ranks)),
-        fixed_micro_batch_(why_whole(chain).empty() ? request.fixed_micro_batch : num_samples_),
-        prefetches_(settings.arguments.dataloader_num_workers > 0),
-        gradient_bytes_(bytes_of(chain.parameters())),
-        optimizer_bytes_(settings.optimizer_bytes(chain)),
-        scratch_bytes_(update_scratch_bytes(chain, settings.num_ranks)),
-        resident_bytes_(
-            request.resident_bytes.value_or(MemoryMeter::instance().live_bytes() -
-                                            (request.pager != nullptr ? in_memory_now_or_later()
-                                             : request.optimizer_is_allocated ? optimizer_bytes_
-                                                                              : 0))),
-        remedies_(static_remedies(settings, chain, 2 * gradient_bytes_ + optimizer_bytes_)),
-        compared_(chain, settings, book, request.window_samples, num_samples_) {}
+}  // namespace
 
-  RunPlan run() {
-    const bool is_optimal =
-        request_.budget_bytes > 0 && (request_.policy.empty() || request_.policy == "optimal");
-    if (request_.budget_bytes == 0 && request_.policy.empty()) return unmeasured();
-    if (!is_optimal || !may_page()) {
-      check_static_floor();
-      return is_optimal ? optimal() : by_policy();
-    }
-    try {
-      check_static_floor();
-      return optimal();
-    } catch (const BudgetError&) {
-      // Then statics leave the memory.
-    }
-    return paged();
+RankPlanner::RankPlanner(const RunPlanRequest& request, const RunSettings& settings,
+                         const Chain& chain, ProfileBook& book)
+    : request_(request),
+      settings_(settings),
+      chain_(chain),
+      book_(book),
+      num_samples_(divide_up(request.window_samples, settings.num_ranks)),
+      fixed_micro_batch_(why_whole(chain).empty() ? request.fixed_micro_batch : num_samples_),
+      prefetches_(settings.arguments.dataloader_num_workers > 0),
+      gradient_bytes_(bytes_of(chain.parameters())),
+      optimizer_bytes_(settings.optimizer_bytes(chain)),
+      scratch_bytes_(update_scratch_bytes(chain, settings.num_ranks)),
+      resident_bytes_(
+          request.resident_bytes.value_or(MemoryMeter::instance().live_bytes() -
+                                          (request.pager != nullptr ? in_memory_now_or_later()
+                                           : request.optimizer_is_allocated ? optimizer_bytes_
+                                                                            : 0))),
+      remedies_(static_remedies(settings, chain, 2 * gradient_bytes_ + optimizer_bytes_)),
+      compared_(chain, settings, book, request.window_samples, num_samples_) {}
+
+RunPlan RankPlanner::run() {
+  const bool is_optimal =
+      request_.budget_bytes > 0 && (request_.policy.empty() || request_.policy == "optimal");
+  if (request_.budget_bytes == 0 && request_.policy.empty()) return unmeasured();
+  if (!is_optimal || !may_page()) {
+    check_static_floor();
+    return is_optimal ? optimal() : by_policy();
   }
-
-  std::optional<PagedPlan> count_paged() {
-    if (!may_page()) return std::nullopt;
-    require_measured(std::max<std::int64_t>(paged_micro_batch(), 1));
-    PagedRequest asked = paged_request(request_.budget_bytes, {});
-    if (request_.budget_bytes == 0) asked.budget_bytes = paged_floor(asked);
-    return make_paged_plan(asked);
+  try {
+    check_static_floor();
+    return optimal();
+  } catch (const BudgetError&) {
+    // Then statics leave the memory.
   }
+  return paged();
+}
 
-  std::int64_t floor() {
-    const std::int64_t steps = divide_up(num_samples_, fixed_size());
-    const std::int64_t large = divide_up(num_samples_, steps);
-    require_measured(large);
-    if (num_samples_ % steps != 0) book_.measure(large - 1);
-    return find_floor(search_request(0)).bytes;
-  }
+std::int64_t RankPlanner::floor() {
+  const std::int64_t steps = divide_up(num_samples_, fixed_size());
+  const std::int64_t large = divide_up(num_samples_, steps);
+  require_measured(large);
+  if (num_samples_ % steps != 0) book_.measure(large - 1);
+  return find_floor(search_request(0)).bytes;
+}
 
- private:
-  // The plan of which nothing has to be known in advance.
-  RunPlan unmeasured() const {
-    RunPlan plan = describe_split({});
-    plan.batch.accumulation_steps = divide_up(num_samples_, fixed_size());
-    Schedule schedule;
-    schedule.operations = keep_everything(chain_.size());
-    plan.batch.micro_batches = {{fixed_size(), plan.batch.accumulation_steps, schedule}};
-    return plan;
-  }
+RunPlan RankPlanner::unmeasured() const {
+  RunPlan plan = describe_split({});
+  plan.batch.accumulation_steps = divide_up(num_samples_, fixed_size());
+  Schedule schedule;
+  schedule.operations = keep_everything(chain_.size());
+  plan.batch.micro_batches = {{fixed_size(), plan.batch.accumulation_steps, schedule}};
+  return plan;
+}
 
-  // What no plan can avoid is known without measuring anything.
-  void check_static_floor() const {
-    const std::int64_t gradients = may_update_in_backward() ? 0 : gradient_bytes_;
-    const std::int64_t floor = resident_bytes_ + optimizer_bytes_ + gradients + scratch_bytes_;
-    if (request_.budget_bytes == 0 || floor <= request_.budget_bytes) return;
-    std::string remedies;
-    for (const Remedy& remedy : remedies_)
-      remedies += fmt::format(" or {} (saves {})", remedy.change, format_bytes(remedy.saved_bytes));
+void RankPlanner::check_static_floor() const {
+  const std::int64_t gradients = may_update_in_backward() ? 0 : gradient_bytes_;
+  const std::int64_t floor = resident_bytes_ + optimizer_bytes_ + gradients + scratch_bytes_;
+  if (request_.budget_bytes == 0 || floor <= request_.budget_bytes) return;
+  std::string remedies;
+  for (const Remedy& remedy : remedies_)
+    remedies += fmt::format(" or {} (saves {})", remedy.change, format_bytes(remedy.saved_bytes));
+  throw BudgetError(fmt::format(
+      "budget {} is below the {} floor of any plan (weights {}, gradients {}, optimizer {}); "
+      "raise --memory_budget{}",
+      format_bytes(request_.budget_bytes), format_bytes(floor), format_bytes(resident_bytes_),
+      format_bytes(gradients), format_bytes(optimizer_bytes_), remedies));
+}
+
+bool RankPlanner::may_update_in_backward() const {
+  return request_.may_update_in_backward && settings_.may_update_in_backward &&
+         request_.pager == nullptr;
+}
+
+std::int64_t RankPlanner::fixed_size() const {
+  return fixed_micro_batch_ > 0 ? fixed_micro_batch_ : num_samples_;
+}
+
+void RankPlanner::require_measured(std::int64_t size) {
+  if (book_.measure(size)) return;
+  if (MemoryMeter::instance().cap() == 0) {
     throw BudgetError(fmt::format(
-        "budget {} is below the {} floor of any plan (weights {}, gradients {}, optimizer {}); "
-        "raise --memory_budget{}",
-        format_bytes(request_.budget_bytes), format_bytes(floor), format_bytes(resident_bytes_),
-        format_bytes(gradients), format_bytes(optimizer_bytes_), remedies));
+        "memory ran out: this machine does not hold the weights ({}) and one stage at a "
+        "micro-batch of {}; use a smaller micro-batch, or set --memory_budget",
+        format_bytes(resident_bytes_), size));
   }
+  throw BudgetError(
+      fmt::format("budget {} is below the floor: it does not hold the weights ({}) and one stage "
+                  "at a micro-batch of {}; raise --memory_budget{}",
+                  format_bytes(MemoryMeter::instance().cap()), format_bytes(resident_bytes_), size,
+                  size > 1 ? " or use a smaller micro-batch" : ""));
+}
 
-  // Of weights and state, what is in memory now but will not be counted as such: minus the weights
-  // that are on disk now and would be in memory if all were resident.
-  std::int64_t in_memory_now_or_later() const {
-    std::int64_t weights = 0;
-    for (const PageUnit& unit : request_.pager->units())
-      weights += unit.bytes_of(PageKind::kWeights);
-    return request_.pager->resident_bytes() - weights;
-  }
+MicroBatchCosts RankPlanner::costs_of(std::int64_t size, GradientMode gradients) {
+  ChainProfile profile = book_.at(size);
+  ChainCosts& chain = gradients == GradientMode::kPreallocated ? profile.grads_preallocated
+                                                               : profile.grads_unallocated;
+  if (gradients == GradientMode::kUpdatedInBackward)
+    chain = with_update_in_backward(std::move(chain));
+  MicroBatchCosts costs{std::move(chain), profile.input_bytes * (prefetches_ ? 2 : 1)};
+  return compared_.apply_to(size) ? compared_.of(size, std::move(costs)) : costs;
+}
 
-  // Pages serve smaller budgets still, and an update of theirs can be skipped.
-  bool may_update_in_backward() const {
-    return request_.may_update_in_backward && settings_.may_update_in_backward &&
-           request_.pager == nullptr;
-  }
+bool RankPlanner::may_fit(std::int64_t size) {
+  return book_.may_fit(size) && (!compared_.apply_to(size) || compared_.fit());
+}
 
-  std::int64_t fixed_size() const {
-    return fixed_micro_batch_ > 0 ? fixed_micro_batch_ : num_samples_;
-  }
+StaticChoice RankPlanner::choice_of(GradientMode gradients) const {
+  const auto guessed_ns = static_cast<std::int64_t>(
+      static_cast<double>(3 * gradient_bytes_ + 2 * optimizer_bytes_) / kUpdateBytesPerNs);
+  StaticChoice choice;
+  choice.gradients = gradients;
+  choice.bytes.weights = resident_bytes_;
+  choice.bytes.gradients =
+      gradients == GradientMode::kPreallocated ? gradient_bytes_ : compared_.early_gradient_bytes();
+  choice.bytes.optimizer = optimizer_bytes_;
+  choice.bytes.slack = request_.slack_bytes;
+  choice.optimizer_ns = request_.update_ns.value_or(guessed_ns);
+  choice.optimizer_transient_bytes = scratch_bytes_;
+  choice.max_accumulation_steps = gradients == GradientMode::kPreallocated ? 0 : 1;
+  return choice;
+}
 
-  void require_measured(std::int64_t size) {
-    if (book_.measure(size)) return;
-    if (MemoryMeter::instance().cap() == 0) {
-      throw BudgetError(fmt::format(
-          "memory ran out: this machine does not hold the weights ({}) and one stage at a "
-          "micro-batch of {}; use a smaller micro-batch, or set --memory_budget",
-          format_bytes(resident_bytes_), size));
+PlanRequest RankPlanner::search_request(std::int64_t budget_bytes) {
+  PlanRequest search;
+  search.budget_bytes = budget_bytes;
+  search.num_samples = num_samples_;
+  search.micro_batch_size = fixed_micro_batch_;
+  search.choices = {choice_of(GradientMode::kUnallocated), choice_of(GradientMode::kPreallocated)};
+  search.costs = [this](std::int64_t size,
+                        const StaticChoice& choice) -> std::optional<MicroBatchCosts> {
+    if (!may_fit(size)) return std::nullopt;
+    return costs_of(size, choice.gradients);
+  };
+  search.before_each = throw_if_stopped;
+  search.remedies = remedies_;
+  return search;
+}
+
+RunPlan RankPlanner::optimal() {
+  const bool searches = fixed_micro_batch_ == 0;
+  if (searches) book_.explore(num_samples_);
+  require_measured(searches ? book_.measure_smallest() : fixed_size());
+  while (true) {
+    BatchPlan found = search();
+    bool all_measured = true;
+    for (const PlannedMicroBatches& part : found.micro_batches) {
+      all_measured = all_measured && book_.is_measured(part.size);
+      book_.measure(part.size);
     }
-    throw BudgetError(
-        fmt::format("budget {} is below the floor: it does not hold the weights ({}) and one stage "
-                    "at a micro-batch of {}; raise --memory_budget{}",
-                    format_bytes(MemoryMeter::instance().cap()), format_bytes(resident_bytes_),
-                    size, size > 1 ? " or use a smaller micro-batch" : ""));
+    if (all_measured) return describe(std::move(found));
   }
+}
 
-  MicroBatchCosts costs_of(std::int64_t size, GradientMode gradients) {
-    ChainProfile profile = book_.at(size);
-    ChainCosts& chain = gradients == GradientMode::kPreallocated ? profile.grads_preallocated
-                                                                 : profile.grads_unallocated;
-    if (gradients == GradientMode::kUpdatedInBackward)
-      chain = with_update_in_backward(std::move(chain));
-    MicroBatchCosts costs{std::move(chain), profile.input_bytes * (prefetches_ ? 2 : 1)};
-    return compared_.apply_to(size) ? compared_.of(size, std::move(costs)) : costs;
-  }
-
-  // A size that did not fit when it was measured must not be chosen, whatever the line says.
-  bool may_fit(std::int64_t size) {
-    return book_.may_fit(size) && (!compared_.apply_to(size) || compared_.fit());
-  }
-
-  StaticChoice choice_of(GradientMode gradients) const {
-    const auto guessed_ns = static_cast<std::int64_t>(
-        static_cast<double>(3 * gradient_bytes_ + 2 * optimizer_bytes_) / kUpdateBytesPerNs);
-    StaticChoice choice;
-    choice.gradients = gradients;
-    choice.bytes.weights = resident_bytes_;
-    choice.bytes.gradients = gradients == GradientMode::kPreallocated
-                                 ? gradient_bytes_
-                                 : compared_.early_gradient_bytes();
-    choice.bytes.optimizer = optimizer_bytes_;
-    choice.bytes.slack = request_.slack_bytes;
-    choice.optimizer_ns = request_.update_ns.value_or(guessed_ns);
-    choice.optimizer_transient_bytes = scratch_bytes_;
-    choice.max_accumulation_steps = gradients == GradientMode::kPreallocated ? 0 : 1;
-    return choice;
-  }
-
-  PlanRequest search_request(std::int64_t budget_bytes) {
-    PlanRequest search;
-    search.budget_bytes = budget_bytes;
-    search.num_samples = num_samples_;
-    search.micro_batch_size = fixed_micro_batch_;
-    search.choices = {choice_of(GradientMode::kUnallocated),
-                      choice_of(GradientMode::kPreallocated)};
-    search.costs = [this](std::int64_t size,
-                          const StaticChoice& choice) -> std::optional<MicroBatchCosts> {
-      if (!may_fit(size)) return std::nullopt;
-      return costs_of(size, choice.gradients);
-    };
-    search.before_each = throw_if_stopped;
-    search.remedies = remedies_;
-    return search;
-  }
-
-  // Plans from what is known, then measures the chosen sizes themselves and plans again, until the
-  // plan rests on measurements alone.
-  RunPlan optimal() {
-    const bool searches = fixed_micro_batch_ == 0;
-    if (searches) book_.explore(num_samples_);
-    require_measured(searches ? book_.measure_smallest() : fixed_size());
-    while (true) {
-      BatchPlan found = search();
-      bool all_measured = true;
-      for (const PlannedMicroBatches& part : found.micro_batches) {
-        all_measured = all_measured && book_.is_measured(part.size);
-        book_.measure(part.size);
-      }
-      if (all_measured) return describe(std::move(found));
-    }
-  }
-
-  // A batch whose samples are compared is paged in one piece, and so not where several were asked
-  // for.
-  bool may_page() const {
-    return request_.pager != nullptr && (!chain_.couples_samples() || fixed_micro_batch_ == 0 ||
-                                         fixed_micro_batch_ >= num_samples_);
-  }
-
-  // 0: free.
-  std::int64_t paged_micro_batch() const {
-    return chain_.couples_samples() ? num_samples_ : fixed_micro_batch_;
-  }
-
-  PagedRequest paged_request(std::int64_t budget_bytes, const DiskSpeed& disk) {
-    const std::vector<PageUnit>& units = request_.pager->units();
-    PagedRequest paged;
-    paged.budget_bytes = budget_bytes;
-    paged.num_samples = num_samples_;
-    paged.micro_batch_size = paged_micro_batch();
-    paged.units = units;
-    paged.resident_bytes = resident_bytes_ + request_.slack_bytes;
-    for (const PageUnit& unit : units) paged.resident_bytes -= unit.bytes_of(PageKind::kWeights);
-    paged.update_ns = choice_of(GradientMode::kPreallocated).optimizer_ns;
-    paged.disk = disk;
-    paged.costs = [this](std::int64_t size,
-                         std::int64_t num_steps) -> std::optional<MicroBatchCosts> {
-      if (!may_fit(size)) return std::nullopt;
-      MicroBatchCosts costs =
-          costs_of(size, num_steps == 1 ? GradientMode::kUnallocated : GradientMode::kPreallocated);
-      costs.chain = with_gradients_allocated(std::move(costs.chain));
-      return costs;
-    };
-    paged.before_each = throw_if_stopped;
-    return paged;
-  }
-
-  // As optimal(), with what does not fit on disk.
-  RunPlan paged() {
-    request_.pager->adopt_least();
-    book_.page_with(request_.pager);
-    const bool searches = paged_micro_batch() == 0;
-    if (searches) book_.explore(num_samples_);
-    const std::int64_t least = searches ? 1 : paged_micro_batch();
-    if (!book_.measure(least)) throw BudgetError(unmeasurable_message(least));
-    const PagedRequest asked = paged_request(request_.budget_bytes, request_.pager->measure_disk());
-    while (true) {
-      std::optional<PagedPlan> found = make_paged_plan(asked);
-      if (!found) throw BudgetError(paged_floor_message(paged_floor(asked)));
-      const std::int64_t size = found->batch.largest().size;
-      if (book_.is_measured(size)) return describe_paged(*std::move(found));
-      book_.measure(size);
-    }
-  }
-
-  std::string unmeasurable_message(std::int64_t size) const {
-    return fmt::format(
-        "budget {} is below the floor with weights, gradients and optimizer state paged to '{}': "
-        "it does not hold one stage at a micro-batch of {} to measure it; raise --memory_budget{}",
-        format_bytes(request_.budget_bytes), settings_.arguments.spill_dir, size,
-        size > 1 ? " or use a smaller micro-batch" : "");
-  }
-
-  std::string paged_floor_message(std::int64_t floor) const {
-    std::string remedies;
-    for (const Remedy& remedy : remedies_)
-      remedies +=
-          fmt::format(" or {} (saves up to {})", remedy.change, format_bytes(remedy.saved_bytes));
-    return fmt::format(
-        "budget {} is below the {} floor with weights, gradients and optimizer state paged to "
-        "'{}'; raise --memory_budget to at least {} bytes{}",
-        format_bytes(request_.budget_bytes), format_bytes(floor), settings_.arguments.spill_dir,
-        floor, remedies);
-  }
-
-  RunPlan describe_paged(PagedPlan found) {
-    RunPlan plan = describe(std::move(found.batch), /*is_paged=*/true);
-    for (std::size_t unit = 0; unit < found.paging.units.size(); ++unit) {
-      const char* owners[] = {"weights", "gradients", "optimizer"};
-      for (std::size_t kind = 0; kind < kNumPageKinds; ++kind) {
-        if (found.paging.is_paged[unit][kind])
-          plan.bytes_by_owner[owners[kind]] -= found.paging.units[unit].bytes[kind];
-      }
-    }
-    plan.paging = std::move(found.paging);
-    return plan;
-  }
-
-  // Updating inside backward is the last resort: it cannot skip an update whose gradient is not
-  // finite, nor undo one.
-  BatchPlan search() {
-    PlanRequest request = search_request(request_.budget_bytes);
+BatchPlan RankPlanner::search() {
+  PlanRequest request = search_request(request_.budget_bytes);
+  try {
+    return make_plan(request);
+  } catch (const BudgetError&) {
+    const bool one_micro_batch = fixed_micro_batch_ == 0 || fixed_micro_batch_ >= num_samples_;
+    if (!may_update_in_backward() || !one_micro_batch) throw;
+    request.choices = {choice_of(GradientMode::kUpdatedInBackward)};
+    request.micro_batch_size = num_samples_;
     try {
       return make_plan(request);
     } catch (const BudgetError&) {
-      const bool one_micro_batch = fixed_micro_batch_ == 0 || fixed_micro_batch_ >= num_samples_;
-      if (!may_update_in_backward() || !one_micro_batch) throw;
-      request.choices = {choice_of(GradientMode::kUpdatedInBackward)};
-      request.micro_batch_size = num_samples_;
-      try {
-        return make_plan(request);
-      } catch (const BudgetError&) {
-        // The error of the ordinary search says more.
-      }
-      throw;
+      // The error of the ordinary search says more.
     }
+    throw;
   }
+}
 
-  // A fixed policy, or keeping everything, at a fixed size: as fast and as large as it is.
-  RunPlan by_policy() {
-    PlanRequest request = search_request(request_.budget_bytes);
-    request.micro_batch_size = fixed_size();
-    require_measured(fixed_size());
-    BatchPlan found =
-        make_policy_plan(request, parse_policy(request_.policy.empty() ? "none" : request_.policy));
-    if (request_.budget_bytes > 0 && found.peak_bytes > request_.budget_bytes) {
-      throw BudgetError(
-          fmt::format("--gradient_checkpointing {} at a micro-batch of {} needs {}, more than the "
-                      "budget of {}; use a smaller "
-                      "micro-batch, or --gradient_checkpointing optimal",
-                      request_.policy, fixed_size(), format_bytes(found.peak_bytes),
-                      format_bytes(request_.budget_bytes)));
-    }
-    return describe(std::move(found));
+RunPlan RankPlanner::by_policy() {
+  PlanRequest request = search_request(request_.budget_bytes);
+  request.micro_batch_size = fixed_size();
+  require_measured(fixed_size());
+  BatchPlan found =
+      make_policy_plan(request, parse_policy(request_.policy.empty() ? "none" : request_.policy));
+  if (request_.budget_bytes > 0 && found.peak_bytes > request_.budget_bytes) {
+    throw BudgetError(
+        fmt::format("--gradient_checkpointing {} at a micro-batch of {} needs {}, more than the "
+                    "budget of {}; use a smaller "
+                    "micro-batch, or --gradient_checkpointing optimal",
+                    request_.policy, fixed_size(), format_bytes(found.peak_bytes),
+                    format_bytes(request_.budget_bytes)));
   }
+  return describe(std::move(found));
+}
 
-  // The same for every split, more or less, so that it is no matter of choice. A loader with a
-  // thread of its own works meanwhile.
-  std::int64_t load_ns(const BatchPlan& found) const {
-    std::int64_t ns = 0;
-    for (const PlannedMicroBatches& part : found.micro_batches) {
-      if (!prefetches_ && book_.is_measured(part.size)) ns += part.count * book_.load_ns(part.size);
-    }
-    return ns;
+std::int64_t RankPlanner::load_ns(const BatchPlan& found) const {
+  std::int64_t ns = 0;
+  for (const PlannedMicroBatches& part : found.micro_batches) {
+    if (!prefetches_ && book_.is_measured(part.size)) ns += part.count * book_.load_ns(part.size);
   }
+  return ns;
+}
 
-  double step_seconds(const BatchPlan& found, double time_ratio) const {
-    std::int64_t stages_ns = 0;
-    for (const PlannedMicroBatches& part : found.micro_batches)
-      stages_ns += part.count * part.schedule.time_ns;
-    return 1e-9 * (time_ratio * static_cast<double>(stages_ns) +
-                   static_cast<double>(found.time_ns - stages_ns + load_ns(found)));
+double RankPlanner::step_seconds(const BatchPlan& found, double time_ratio) const {
+  std::int64_t stages_ns = 0;
+  for (const PlannedMicroBatches& part : found.micro_batches)
+    stages_ns += part.count * part.schedule.time_ns;
+  return 1e-9 * (time_ratio * static_cast<double>(stages_ns) +
+                 static_cast<double>(found.time_ns - stages_ns + load_ns(found)));
+}
+
+double RankPlanner::trial_ratio(const BatchPlan& found) const {
+  const PlannedMicroBatches& part = found.largest();
+  if (found.gradients == GradientMode::kUpdatedInBackward || part.schedule.time_ns == 0) return 1.0;
+  ExecutorOptions options = settings_.executor_options();
+  options.check_recomputed_values = false;
+  options.on_operation = [](std::size_t) { throw_if_stopped(); };
+  std::optional<std::int64_t> ns;
+  try {
+    ns = time_operations(chain_, book_.load(part.size), part.schedule.operations, options,
+                         found.gradients == GradientMode::kUnallocated);
+  } catch (const c10::OutOfMemoryError&) {
+    // Then training has its own means to continue.
   }
+  return ns ? static_cast<double>(*ns) / static_cast<double>(part.schedule.time_ns) : 1.0;
+}
 
-  // Runs the schedule of one micro-batch as a whole. Updating inside backward is left out: here,
-  // nothing would free the gradients.
-  double trial_ratio(const BatchPlan& found) const {
-    const PlannedMicroBatches& part = found.largest();
-    if (found.gradients == GradientMode::kUpdatedInBackward || part.schedule.time_ns == 0)
-      return 1.0;
-    ExecutorOptions options = settings_.executor_options();
-    options.check_recomputed_values = false;
-    options.on_operation = [](std::size_t) { throw_if_stopped(); };
-    std::optional<std::int64_t> ns;
+RunPlan RankPlanner::describe_split(BatchPlan found) const {
+  RunPlan plan;
+  plan.global_batch = request_.window_samples;
+  plan.num_ranks = settings_.num_ranks;
+  plan.batch = std::move(found);
+  return plan;
+}
+
+RunPlan RankPlanner::describe(BatchPlan found, bool is_paged) {
+  book_.save();
+  RunPlan plan = describe_split(std::move(found));
+  plan.is_predicted = true;
+  plan.budget_bytes = request_.budget_bytes;
+  // The whole chain cannot be run at once where it is paged; its times know of the disk.
+  plan.time_ratio = is_paged              ? 1.0
+                    : request_.time_ratio ? *request_.time_ratio
+                                          : trial_ratio(plan.batch);
+  plan.predicted_step_seconds =
+      is_paged ? 1e-9 * static_cast<double>(plan.batch.time_ns + load_ns(plan.batch))
+               : step_seconds(plan.batch, plan.time_ratio);
+  plan.policy = !request_.policy.empty()    ? request_.policy
+                : request_.budget_bytes > 0 ? "optimal"
+                                            : "none";
+  plan.costs = costs_of(plan.micro_batch(), plan.batch.gradients).chain;
+  plan.option_names = option_names();
+  const std::int64_t weights = bytes_of(weights_of(chain_)),
+                     cached = compared_.cached_bytes(plan.micro_batch());
+  plan.bytes_by_owner = {{"weights", weights},
+                         {"gradients", gradient_bytes_},
+                         {"optimizer", optimizer_bytes_},
+                         {"inputs", plan.batch.input_bytes - cached},
+                         {"activations", plan.batch.largest().schedule.peak_bytes + cached},
+                         {"other", std::max<std::int64_t>(0, resident_bytes_ - weights)}};
+  plan.profile_seconds = book_.seconds();
+  if (request_.with_alternatives && request_.budget_bytes > 0) add_alternatives(plan);
+  return plan;
+}
+
+std::vector<std::vector<std::string>> RankPlanner::option_names() const {
+  std::vector<std::vector<std::string>> all;
+  for (std::size_t i = 0; i < chain_.size(); ++i) {
+    const Stage& stage = chain_.stage(i);
+    const std::vector<std::string> names = stage.options();
+    const OptionRange used = options_in_use(stage, settings_.precision.keep_in_half,
+                                            settings_.precision.compute_in_half);
+    all.emplace_back(names.begin() + used.first, names.begin() + used.first + used.count);
+  }
+  return all;
+}
+
+void RankPlanner::add_alternatives(RunPlan& plan) {
+  for (const std::int64_t budget : {request_.budget_bytes / 2, request_.budget_bytes * 2}) {
+    RunPlan::Alternative alternative;
+    alternative.budget_bytes = budget;
     try {
-      ns = time_operations(chain_, book_.load(part.size), part.schedule.operations, options,
-                           found.gradients == GradientMode::kUnallocated);
-    } catch (const c10::OutOfMemoryError&) {
-      // Then training has its own means to continue.
+      const BatchPlan found = make_plan(search_request(budget));
+      alternative.fits = true;
+      alternative.micro_batch = found.largest().size;
+      alternative.num_micro_batches = found.accumulation_steps;
+      alternative.step_seconds = step_seconds(found, plan.time_ratio);
+      alternative.peak_bytes = found.peak_bytes;
+    } catch (const BudgetError&) {
+      alternative.fits = add_paged(alternative);
     }
-    return ns ? static_cast<double>(*ns) / static_cast<double>(part.schedule.time_ns) : 1.0;
+    plan.alternatives.push_back(alternative);
   }
-
-  RunPlan describe_split(BatchPlan found) const {
-    RunPlan plan;
-    plan.global_batch = request_.window_samples;
-    plan.num_ranks = settings_.num_ranks;
-    plan.batch = std::move(found);
-    return plan;
-  }
-
-  RunPlan describe(BatchPlan found, bool is_paged = false) {
-    book_.save();
-    RunPlan plan = describe_split(std::move(found));
-    plan.is_predicted = true;
-    plan.budget_bytes = request_.budget_bytes;
-    // The whole chain cannot be run at once where it is paged; its times know of the disk.
-    plan.time_ratio = is_paged              ? 1.0
-                      : request_.time_ratio ? *request_.time_ratio
-                                            : trial_ratio(plan.batch);
-    plan.predicted_step_seconds =
-        is_paged ? 1e-9 * static_cast<double>(plan.batch.time_ns + load_ns(plan.batch))
-                 : step_seconds(plan.batch, plan.time_ratio);
-    plan.policy = !request_.policy.empty()    ? request_.policy
-                  : request_.budget_bytes > 0 ? "optimal"
-                                              : "none";
-    plan.costs = costs_of(plan.micro_batch(), plan.batch.gradients).chain;
-    plan.option_names = option_names();
-    const std::int64_t weights = bytes_of(weights_of(chain_)),
-                       cached = compared_.cached_bytes(plan.micro_batch());
-    plan.bytes_by_owner = {{"weights", weights},
-                           {"gradients", gradient_bytes_},
-                           {"optimizer", optimizer_bytes_},
-                           {"inputs", plan.batch.input_bytes - cached},
-                           {"activations", plan.batch.largest().schedule.peak_bytes + cached},
-                           {"other", std::max<std::int64_t>(0, resident_bytes_ - weights)}};
-    plan.profile_seconds = book_.seconds();
-    if (request_.with_alternatives && request_.budget_bytes > 0) add_alternatives(plan);
-    return plan;
-  }
-
-  std::vector<std::vector<std::string>> option_names() const {
-    std::vector<std::vector<std::string>> all;
-    for (std::size_t i = 0; i < chain_.size(); ++i) {
-      const Stage& stage = chain_.stage(i);
-      const std::vector<std::string> names = stage.options();
-      const OptionRange used = options_in_use(stage, settings_.precision.keep_in_half,
-                                              settings_.precision.compute_in_half);
-      all.emplace_back(names.begin() + used.first, names.begin() + used.first + used.count);
-    }
-    return all;
-  }
-
-  void add_alternatives(RunPlan& plan) {
-    for (const std::int64_t budget : {request_.budget_bytes / 2, request_.budget_bytes * 2}) {
-      RunPlan::Alternative alternative;
-      alternative.budget_bytes = budget;
-      try {
-        const BatchPlan found = make_plan(search_request(budget));
-        alternative.fits = true;
-        alternative.micro_batch = found.largest().size;
-        alternative.num_micro_batches = found.accumulation_steps;
-        alternative.step_seconds = step_seconds(found, plan.time_ratio);
-        alternative.peak_bytes = found.peak_bytes;
-      } catch (const BudgetError&) {
-        alternative.fits = add_paged(alternative);
-      }
-      plan.alternatives.push_back(alternative);
-    }
-  }
-
-  bool add_paged(RunPlan::Alternative& alternative) {
-    if (!may_page()) return false;
-    const std::optional<PagedPlan> found =
-        make_paged_plan(paged_request(alternative.budget_bytes, request_.pager->measure_disk()));
-    if (!found) return false;
-    alternative.micro_batch = found->batch.largest().size;
-    alternative.num_micro_batches = found->batch.accumulation_steps;
-    alternative.step_seconds = 1e-9 * static_cast<double>(found->batch.time_ns);
-    alternative.peak_bytes = found->batch.peak_bytes;
-    return true;
-  }
-
-  const RunPlanRequest& request_;
-  const RunSettings& settings_;
-  const Chain& chain_;
-  ProfileBook& book_;
-  const std::int64_t num_samples_;        // of the largest share of a rank
-  const std::int64_t fixed_micro_batch_;  // 0: free
-  const bool prefetches_;                 // one more micro-batch is in memory
-  const std::int64_t gradient_bytes_;
-  const std::int64_t optimizer_bytes_;
-  const std::int64_t scratch_bytes_;
-  const std::int64_t resident_bytes_;  // weights, buffers and whatever else stays
-  const std::vector<Remedy> remedies_;
-  ComparedCosts compared_;
-};
-
-}  // namespace
+}
 
 void check_split(const Chain& chain, std::int64_t micro_batch, std::int64_t global_batch,
                  std::int64_t num_ranks) {
@@ -516,12 +368,6 @@ void check_split(const Chain& chain, std::int64_t micro_batch, std::int64_t glob
 RunPlan plan_run(const RunPlanRequest& request, const RunSettings& settings, const Chain& chain,
                  ProfileBook& book) {
   return RankPlanner(request, settings, chain, book).run();
-}
-
-std::optional<PagedPlan> count_paged_plan(const RunPlanRequest& request,
-                                          const RunSettings& settings, const Chain& chain,
-                                          ProfileBook& book) {
-  return RankPlanner(request, settings, chain, book).count_paged();
 }
 
 std::int64_t smallest_budget(const RunPlanRequest& request, const RunSettings& settings,

@@ -107,6 +107,18 @@ std::string bytes_text(const Pairs& bytes_by_name) {
   return text;
 }
 
+std::string update_time_text(UpdateTime updates) {
+  switch (updates) {
+    case UpdateTime::kInBackward:
+      return "in backward";
+    case UpdateTime::kInNextForward:
+      return "in the next forward";
+    case UpdateTime::kAfterBackward:
+      break;
+  }
+  return "after backward";
+}
+
 Json paging_json(const PagingPlan& paging) {
   Json units = Json::array();
   for (std::size_t i = 0; i < paging.units.size(); ++i) {
@@ -118,10 +130,12 @@ Json paging_json(const PagingPlan& paging) {
       unit.set(fmt::format("{}_bytes", name), paging.units[i].bytes_of(kind))
           .set(fmt::format("{}_paged", name), paging.pages(i, kind));
     }
+    unit.set("state_in_pieces", paging.streams(i));
     units.push(unit);
   }
   return Json::object()
       .set("reads_ahead", paging.reads_ahead)
+      .set("updates", update_time_text(paging.updates))
       .set("bytes_read_per_update", paging.bytes_read)
       .set("bytes_written_per_update", paging.bytes_written)
       .set("disk_seconds_per_update", 1e-9 * static_cast<double>(paging.disk_ns))
@@ -142,11 +156,11 @@ std::string paging_text(const PagingPlan& paging) {
                             format_bytes(all));
   }
   return fmt::format(
-      "paged:     in memory all the time are {}\n"
+      "paged:     in memory all the time are {}; parameters are updated {}\n"
       "           an update reads {} and writes {}: {:.3f} s of disk{}, of which {:.3f} s are "
       "waited for\n",
-      resident, format_bytes(paging.bytes_read), format_bytes(paging.bytes_written),
-      1e-9 * static_cast<double>(paging.disk_ns),
+      resident, update_time_text(paging.updates), format_bytes(paging.bytes_read),
+      format_bytes(paging.bytes_written), 1e-9 * static_cast<double>(paging.disk_ns),
       paging.reads_ahead ? ", read ahead and written behind" : "",
       1e-9 * static_cast<double>(paging.wait_ns));
 }

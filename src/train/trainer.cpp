@@ -37,7 +37,8 @@ void check_batch(const RunSettings& settings, const Chain& chain, const Dataset&
 std::unique_ptr<StaticPager> make_pager(const RunSettings& settings, const Chain& chain) {
   if (settings.arguments.spill_dir.empty() || settings.num_ranks > 1) return nullptr;
   auto pager = std::make_unique<StaticPager>(chain, settings.arguments.spill_dir,
-                                             settings.state_bytes_of_parameter());
+                                             settings.state_bytes_of_parameter(),
+                                             has_independent_elements(settings.optimizer.name));
   if (pager->has_weights_on_disk()) pager->adopt_least();  // the model was made there
   return pager;
 }

@@ -112,8 +112,10 @@ TrainResults TrainingRun::train() {
     while (position_.global_step < total_updates_ && !ends_early_) {
       make_update(windows_.next());
       if (evaluator_.is_due(position_.global_step, epochs_done_)) evaluate();
-      if (snapshots_.are_due(position_.global_step))
+      if (snapshots_.are_due(position_.global_step)) {
+        step_.finish();
         snapshots_.save_or_warn(position_to_save(), step_.optimizer());
+      }
     }
     return finish();
   } catch (const Stopped&) {
@@ -189,12 +191,14 @@ void TrainingRun::make_update(const Window& window) {
   writer_.add(update, position_, epochs_done_, planner_.plan());
   last_update_ = update;
   if (!callbacks_.on_update) return;
+  step_.finish();
   TrainingControl control;
   callbacks_.on_update(state(), control);
   if (stops(control)) ends_early_ = true;
 }
 
 const EvalResults& TrainingRun::measure() {
+  step_.finish();
   return together([&]() -> const EvalResults& {
     return evaluator_.run_after(position_.global_step, ranks_, planner_.smallest_micro_batch());
   });
@@ -217,6 +221,7 @@ void TrainingRun::evaluate() {
 }
 
 TrainResults TrainingRun::finish() {
+  step_.finish();
   // The last weights may be the best ones. They are written first: see write_results().
   const bool chooses = settings_.arguments.load_best_model_at_end;
   TrainResults results = write_results();
@@ -258,6 +263,7 @@ TrainResults TrainingRun::interrupt() {
     step_.prepare();
     has_started_ = true;
   }
+  step_.finish();
   if (has_started_) folder = snapshots_.save(position_to_save(), step_.optimizer());
   writer_.finish();
   writer_.warn(fmt::format("interrupted at update {}; continue with --resume_from_checkpoint {}",
@@ -285,6 +291,7 @@ void TrainingRun::rescue() {
   try {
     // Saving copies nothing large, but must not fail for a few bytes.
     MemoryMeter::instance().set_cap(0);
+    step_.finish();
     place = snapshots_.save(position_to_save(), step_.optimizer());
   } catch (const std::exception& error) {
     writer_.warn(fmt::format("the last good state cannot be saved: {}", error.what()));

@@ -89,7 +89,7 @@ ExecutorOptions UpdateStep::executor_options() {
   options.on_operation = [this](std::size_t operation) {
     if (pages_.is_active()) pages_.after_operation(operation);
     if (hooks_.on_operation) hooks_.on_operation(operation, has_planned_size_);
-    if (!plans_.plan().updates_in_backward()) throw_if_stopped();
+    if (!plans_.plan().updates_in_backward() && !pages_.is_midway()) throw_if_stopped();
   };
   return options;
 }
@@ -104,6 +104,8 @@ void UpdateStep::resume(std::int64_t num_applied, const GradScalerState& scaler)
 Update UpdateStep::run(const Window& window) {
   const StepUndo undo(buffers_);
   try {
+    // Another plan may have to be measured, with gradients of its own.
+    if (plans_.plan().global_batch != window.full_size) finish();
     plans_.begin_window(window);
     while (true) {
       pages_.adopt(plans_.plan().paging);
@@ -111,12 +113,20 @@ Update UpdateStep::run(const Window& window) {
       if (agreed.outcome == ShareOutcome::kDone) return apply(window, agreed);
       abandon(undo);
       rethrow_failure(agreed);
+      finish();
       plans_.replace(agreed, window);
     }
   } catch (...) {
     abandon(undo);
     throw;
   }
+}
+
+void UpdateStep::finish() {
+  if (!pages_.is_waiting()) return;
+  MemoryMeter::instance().reset_peak();
+  saying_what_is_lost([&] { pages_.finish(); });
+  keep_peaks();
 }
 
 ShareReport UpdateStep::compute_gradients(const Window& window) {
@@ -259,11 +269,11 @@ void UpdateStep::rethrow_failure(const ShareReport& agreed) {
   if (agreed.outcome == ShareOutcome::kStopped) throw Stopped();
   if (failure_) std::rethrow_exception(failure_);
   if (agreed.outcome == ShareOutcome::kFailed) throw OtherRankFailed(agreed.reason);
-  if (!is_intact_) {
-    throw BudgetError(
-        fmt::format("memory ran out while parameters were updated inside backward, which cannot "
-                    "be undone ({}); resume from the last snapshot with a larger --memory_budget",
-                    agreed.reason));
+  if (!is_intact()) {
+    throw BudgetError(fmt::format(
+        "memory ran out while parameters were updated beside others' work, which cannot "
+        "be undone ({}); resume from the last snapshot with a larger --memory_budget",
+        agreed.reason));
   }
 }
 
@@ -331,12 +341,17 @@ bool UpdateStep::step_paged(Update& update, const Window& window) {
     saying_what_is_lost(
         [&] { pages_.step(clip_factor(update.grad_norm, settings_.arguments.max_grad_norm)); });
     is_intact_ = true;
+  } else if (pages_.has_updated()) {
+    throw Error(ExitCode::kInternal,
+                fmt::format("update {}: the loss is not finite after parameters were updated; "
+                            "continue from the last snapshot",
+                            window.update));
   } else {
     log_warning(describe_skip(update, window, pages_.finite_like_gradients()));
     pages_.abandon();
   }
   scaler_.update();
-  clear_gradients();
+  if (!pages_.is_waiting()) clear_gradients();
   return is_finite;
 }
 
@@ -379,7 +394,7 @@ void UpdateStep::abandon(const StepUndo& undo) {
   loader_.clear();
   if (compared_loss_) compared_loss_->end();
   scratch_.reset();
-  clear_gradients();
+  if (!pages_.is_waiting()) clear_gradients();
   undo.restore();
   if (hooks_.on_undo) hooks_.on_undo();
 }

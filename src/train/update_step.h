@@ -61,8 +61,12 @@ class UpdateStep {
   /// then everything is as it was before the window, unless is_intact() says otherwise.
   Update run(const Window& window);
 
-  /// False after a failure in the middle of an update inside backward, which cannot be undone.
-  bool is_intact() const { return is_intact_; }
+  /// A paged plan may put the end of an update off until the next one: brings it to its end, for
+  /// whoever looks at weights or state now.
+  void finish();
+
+  /// False after a failure in the middle of an update, which cannot be undone.
+  bool is_intact() const { return is_intact_ && !pages_.is_midway(); }
 
   LeanOptimizer& optimizer() { return *optimizer_; }
   GradScalerState scaler_state() const { return scaler_.state(); }

@@ -72,7 +72,7 @@ class StaticPagerTest : public ::testing::Test {
       step.uses = {{{unit, PageKind::kWeights}}, {{unit, PageKind::kGradients}, true, true, false}};
       steps.push_back(step);
     }
-    for (PageStep& step : update_steps(pager_->units(), 0)) steps.push_back(step);
+    for (PageStep& step : update_steps(pager_->plan(), 0)) steps.push_back(step);
     const std::size_t num_units = pager_->units().size();
     pager_->start(steps);
     for (std::size_t i = 0; i < steps.size(); ++i) {

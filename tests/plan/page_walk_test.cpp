@@ -31,38 +31,49 @@ Schedule keep_all(int num_stages) {
   return schedule;
 }
 
-std::vector<PageStep> update_of(const std::vector<PageUnit>& units, int num_stages, int num_micro) {
-  std::vector<PageStep> steps;
-  for (int micro = 0; micro < num_micro; ++micro) {
-    for (PageStep& step : micro_batch_steps(units, keep_all(num_stages), micro > 0)) {
-      step.ns = 1000;
-      steps.push_back(step);
-    }
-  }
-  for (PageStep& step : update_steps(units, 0)) steps.push_back(step);
-  return steps;
-}
-
-PagingPlan plan_of(const std::vector<PageUnit>& units, bool paged, bool reads_ahead) {
+PagingPlan plan_of(const std::vector<PageUnit>& units, bool paged, bool reads_ahead,
+                   UpdateTime updates = UpdateTime::kAfterBackward) {
   PagingPlan plan;
   plan.units = units;
   plan.is_paged.assign(units.size(), {paged, paged, paged});
   plan.reads_ahead = reads_ahead;
+  plan.updates = updates;
   return plan;
+}
+
+std::vector<PageStep> update_of(const PagingPlan& plan, int num_stages, int num_micro) {
+  std::vector<PageStep> steps;
+  for (int micro = 0; micro < num_micro; ++micro) {
+    for (PageStep& step : micro_batch_steps(plan.units, keep_all(num_stages), micro > 0)) {
+      step.ns = 1000;
+      steps.push_back(step);
+    }
+  }
+  return window_steps(plan, std::move(steps), 0);
+}
+
+PageReplay replay_of(const PagingPlan& plan, int num_stages, int num_micro, const DiskSpeed& disk) {
+  return replay(plan, update_of(plan, num_stages, num_micro), disk);
 }
 
 // Follows the moves as a pager would, and checks that each of them is possible.
 TEST(PageWalk, EveryStepFindsItsPagesAndNothingIsLost) {
   constexpr int kStages = 5;
   const std::vector<PageUnit> units = units_of(kStages);
-  for (const bool reads_ahead : {false, true}) {
-    const PagingPlan plan = plan_of(units, true, reads_ahead);
-    const std::vector<PageStep> steps = update_of(units, kStages, 3);
+  for (const auto& [reads_ahead, updates] :
+       {std::pair{false, UpdateTime::kAfterBackward}, std::pair{true, UpdateTime::kAfterBackward},
+        std::pair{false, UpdateTime::kInBackward}, std::pair{true, UpdateTime::kInBackward},
+        std::pair{false, UpdateTime::kInNextForward},
+        std::pair{true, UpdateTime::kInNextForward}}) {
+    const PagingPlan plan = plan_of(units, true, reads_ahead, updates);
+    const std::vector<PageStep> steps = update_of(plan, kStages, 3);
     PageWalk walk(plan, steps);
     std::set<std::size_t> memory, on_disk, reading, writing, changed;
     for (std::size_t unit = 0; unit < units.size(); ++unit) {
       on_disk.insert(Page{unit, PageKind::kWeights}.index());
       on_disk.insert(Page{unit, PageKind::kState}.index());
+      if (updates == UpdateTime::kInNextForward)
+        on_disk.insert(Page{unit, PageKind::kGradients}.index());
     }
     for (std::size_t step = 0; step <= walk.steps().size(); ++step) {
       const PageMoves moves = walk.before(step);
@@ -116,7 +127,7 @@ TEST(PageWalk, EveryStepFindsItsPagesAndNothingIsLost) {
 
 TEST(PageWalk, NothingMovesWhereEverythingIsResident) {
   const std::vector<PageUnit> units = units_of(4);
-  const PageReplay all = replay(plan_of(units, false, true), update_of(units, 4, 2), {1.0, 1.0});
+  const PageReplay all = replay_of(plan_of(units, false, true), 4, 2, {1.0, 1.0});
   EXPECT_EQ(all.bytes_read + all.bytes_written + all.wait_ns, 0);
   EXPECT_EQ(all.time_ns, 2 * 8 * 1000);
   // Weights and state always, all gradients at the end of backward.
@@ -127,8 +138,8 @@ TEST(PageWalk, NothingMovesWhereEverythingIsResident) {
 TEST(PageWalk, ReadingAheadTradesMemoryForTime) {
   const std::vector<PageUnit> units = units_of(6);
   const DiskSpeed disk{5.0, 5.0};
-  const PageReplay lean = replay(plan_of(units, true, false), update_of(units, 6, 2), disk);
-  const PageReplay fast = replay(plan_of(units, true, true), update_of(units, 6, 2), disk);
+  const PageReplay lean = replay_of(plan_of(units, true, false), 6, 2, disk);
+  const PageReplay fast = replay_of(plan_of(units, true, true), 6, 2, disk);
   EXPECT_LT(lean.peak_bytes, fast.peak_bytes);
   EXPECT_LT(fast.time_ns, lean.time_ns);
   EXPECT_LE(fast.disk_ns, lean.disk_ns);
@@ -138,10 +149,38 @@ TEST(PageWalk, ReadingAheadTradesMemoryForTime) {
   EXPECT_EQ(lean.update_peak_bytes, kWeights + kGradients + kState + kScalars);
 }
 
+TEST(PageWalk, UpdatesBesideComputingHideTheDisk) {
+  const std::vector<PageUnit> units = units_of(6);
+  const DiskSpeed disk{1.0, 1.0};
+  const PageReplay after = replay_of(plan_of(units, true, true), 6, 2, disk);
+  const PageReplay inside =
+      replay_of(plan_of(units, true, true, UpdateTime::kInBackward), 6, 2, disk);
+  const PageReplay later =
+      replay_of(plan_of(units, true, true, UpdateTime::kInNextForward), 6, 2, disk);
+  EXPECT_LT(later.wait_ns, after.wait_ns / 2);
+  EXPECT_LT(inside.wait_ns, after.wait_ns / 2);
+  EXPECT_LT(inside.time_ns, after.time_ns);
+  EXPECT_LT(later.time_ns, after.time_ns);
+  // The last micro-batch's gradients are used where they are.
+  EXPECT_LT(inside.bytes_written, later.bytes_written);
+}
+
+TEST(PageWalk, StateInPiecesNeedsItsBuffersAlone) {
+  std::vector<PageUnit> units = units_of(4);
+  for (PageUnit& unit : units) unit.stream_bytes = 5;
+  PagingPlan plan = plan_of(units, true, false);
+  plan.streams_state.assign(units.size(), true);
+  const PageReplay pieces = replay_of(plan, 4, 1, {1.0, 1.0});
+  const PageReplay whole = replay_of(plan_of(units, true, false), 4, 1, {1.0, 1.0});
+  EXPECT_EQ(pieces.update_peak_bytes, kWeights + kGradients + 5 + kScalars);
+  EXPECT_EQ(pieces.bytes_read, whole.bytes_read);
+  EXPECT_EQ(pieces.bytes_written, whole.bytes_written);
+}
+
 TEST(PageWalk, FrozenWeightsAreReadAndNeverWritten) {
   std::vector<PageUnit> units = units_of(4);
   for (PageUnit& unit : units) unit.bytes = {kWeights, 0, 0};
-  const PageReplay frozen = replay(plan_of(units, true, true), update_of(units, 4, 2), {1.0, 1.0});
+  const PageReplay frozen = replay_of(plan_of(units, true, true), 4, 2, {1.0, 1.0});
   EXPECT_GT(frozen.bytes_read, 0);
   EXPECT_EQ(frozen.bytes_written, 0);
 }

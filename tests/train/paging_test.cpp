@@ -53,7 +53,8 @@ std::int64_t paged_floor_of(const PagedCase& test, const std::string& folder) {
   seed_everything(1);
   const ZooModel model = make_model(test.run.model, test.run.config);
   const RunSettings settings(arguments, 1);
-  const StaticPager pager(model.chain, folder, settings.state_bytes_of_parameter());
+  const StaticPager pager(model.chain, folder, settings.state_bytes_of_parameter(),
+                          has_independent_elements(settings.optimizer.name));
   PagedRequest request;
   request.num_samples = test.run.global_batch;
   request.micro_batch_size = test.run.micro_batch;

@@ -22,6 +22,8 @@ class LeanParamState : public torch::optim::OptimizerParamState {
  public:
   /// The tensors of this state; those that are not in use are left out.
   virtual std::vector<at::Tensor> tensors() const = 0;
+  /// Puts others in their places.
+  virtual void set_tensors(const std::vector<at::Tensor>& tensors) = 0;
 };
 
 /// A `torch::optim::Optimizer` that updates each parameter in one pass, with no temporaries beyond
@@ -54,6 +56,14 @@ class LeanOptimizer : public torch::optim::Optimizer {
   /// Updates one parameter of group `group` from its gradient, exactly as step() would. Does
   /// nothing if it has none.
   void step_parameter(at::Tensor& parameter, std::size_t group);
+
+  /// Updates the elements from `begin` to `end` of a contiguous parameter whose state is allocated,
+  /// as step_parameter() would, with `pieces` in the place of these elements of its
+  /// state_tensors(). The pieces of a parameter are to be given in order; the update is done with
+  /// the last. Only for optimizers whose elements know nothing of each other: see
+  /// has_independent_elements().
+  void step_piece(at::Tensor& parameter, std::size_t group, std::int64_t begin, std::int64_t end,
+                  const std::vector<at::Tensor>& pieces);
 
   /// Bytes of all state tensors that are allocated now.
   std::int64_t state_bytes() const;
@@ -176,6 +186,14 @@ class LeanParamStateOf : public LeanParamState {
     });
     return found;
   }
+  void set_tensors(const std::vector<at::Tensor>& tensors) override {
+    std::size_t next = 0;
+    Derived::each_field(static_cast<Derived&>(*this), [&](const char*, auto& field) {
+      if constexpr (std::is_same_v<std::decay_t<decltype(field)>, at::Tensor>) {
+        if (field.defined()) field = tensors.at(next++);
+      }
+    });
+  }
 };
 
 }  // namespace optim_detail
@@ -218,6 +236,10 @@ std::unique_ptr<LeanOptimizer> make_optimizer(const OptimizerConfig& config,
 /// Bytes of state that make_optimizer's choice keeps for float parameters of these sizes, exactly
 /// as the meter counts them. Throws ConfigError on an unknown name.
 std::int64_t optimizer_state_bytes(const OptimizerConfig& config, const ParameterShapes& shapes);
+
+/// Whether each element is updated from its own gradient and state alone, by the optimizer that is
+/// named: a parameter can be updated piece by piece. Throws ConfigError on an unknown name.
+bool has_independent_elements(const std::string& name);
 
 /// The Euclidean norm of all gradients taken together, summed in double and in an order that does
 /// not depend on the number of threads. Not finite if and only if a gradient is not. Undefined

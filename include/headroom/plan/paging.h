@@ -18,6 +18,9 @@ struct PageUnit {
   std::string name;         ///< of the first stage that uses them
   std::vector<int> stages;  ///< all of them, from 0, in order
   std::array<std::int64_t, kNumPageKinds> bytes{};
+  /// Of the buffers through which the state can pass in pieces at an update, instead of being in
+  /// memory as a whole; 0: it cannot.
+  std::int64_t stream_bytes = 0;
 
   std::int64_t bytes_of(PageKind kind) const { return bytes[static_cast<std::size_t>(kind)]; }
 };
@@ -28,6 +31,13 @@ struct DiskSpeed {
   double write_ns_per_byte = 0;
 };
 
+/// When the parameters of a unit are updated.
+enum class UpdateTime {
+  kAfterBackward,  ///< after that of the last micro-batch, one unit after the other
+  kInBackward,     ///< as soon as its gradients are complete, where nothing needs all gradients
+  kInNextForward,  ///< before the next update's first stage that uses it
+};
+
 /// Which weights, gradients and optimizer state live on disk while no stage uses them, and what
 /// that costs one update.
 struct PagingPlan {
@@ -36,14 +46,19 @@ struct PagingPlan {
   /// The next operation's pages come, and the last one's go, while an operation computes. Without
   /// it an update waits for every transfer, and needs the least memory.
   bool reads_ahead = false;
-  std::int64_t bytes_read = 0;     ///< in one update
-  std::int64_t bytes_written = 0;  ///< in one update
-  std::int64_t disk_ns = 0;        ///< that the disk works in one update
-  std::int64_t wait_ns = 0;        ///< that computing waits for it
+  UpdateTime updates = UpdateTime::kAfterBackward;
+  std::vector<bool> streams_state;  ///< by unit: at an update its state passes in pieces
+  std::int64_t bytes_read = 0;      ///< in one update
+  std::int64_t bytes_written = 0;   ///< in one update
+  std::int64_t disk_ns = 0;         ///< that the disk works in one update
+  std::int64_t wait_ns = 0;         ///< that computing waits for it
 
   bool is_active() const { return !units.empty(); }
   bool pages(std::size_t unit, PageKind kind) const {
     return is_paged[unit][static_cast<std::size_t>(kind)];
+  }
+  bool streams(std::size_t unit) const {
+    return unit < streams_state.size() && streams_state[unit] && pages(unit, PageKind::kState);
   }
 };
 
