@@ -134,15 +134,16 @@ StageCosts read_stage(const json& value, const std::string& where, std::size_t n
 }
 
 BoundaryFormat read_format(const json& value, const std::string& where) {
-  const ObjectReader reader(
-      value, where,
-      {"name", "size_ratio", "encode_ns_per_byte", "decode_ns_per_byte", "encode_overlap"});
+  const ObjectReader reader(value, where,
+                            {"name", "size_ratio", "encode_ns_per_byte", "decode_ns_per_byte",
+                             "encode_overlap", "decode_overlap"});
   BoundaryFormat format;
   format.name = reader.text("name", "");
   format.size_ratio = reader.real("size_ratio", 0);
   format.encode_ns_per_byte = reader.real("encode_ns_per_byte", 0);
   format.decode_ns_per_byte = reader.real("decode_ns_per_byte", 0);
   format.encode_overlap = reader.real("encode_overlap", 0);
+  format.decode_overlap = reader.real("decode_overlap", 0);
   return format;
 }
 
@@ -195,7 +196,8 @@ void validate_formats(const ChainCosts& chain) {
         {"size_ratio", format.size_ratio},
         {"encode_ns_per_byte", format.encode_ns_per_byte},
         {"decode_ns_per_byte", format.decode_ns_per_byte},
-        {"encode_overlap", format.encode_overlap}};
+        {"encode_overlap", format.encode_overlap},
+        {"decode_overlap", format.decode_overlap}};
     for (const auto& [name, value] : values) {
       if (!(value >= 0) || !std::isfinite(value)) {
         throw ConfigError(

@@ -104,6 +104,13 @@ void StoredBoundary::drop() {
   decoded_.clear();
 }
 
+void StoredBoundary::fetch() {
+  if (!decoded_.empty()) return;
+  for (const Piece& piece : pieces_) {
+    if (piece.stored) piece.stored->fetch();
+  }
+}
+
 const std::vector<at::Tensor>& StoredBoundary::read() {
   if (!decoded_.empty()) return decoded_;
   std::vector<at::Tensor> restored;
@@ -185,8 +192,8 @@ std::unique_ptr<autograd::SavedVariableHooks> SavedFromBoundary::make_hooks() {
   return std::make_unique<Hooks>(*this);
 }
 
-// Of a forward's time; the rest is what copying costs the forward itself.
-constexpr double kWriteOverlap = 0.8;
+// Of an operation's time; the rest is what copying costs the operation itself.
+constexpr double kTransferOverlap = 0.8;
 
 BoundaryFormat measure_boundary_format(KeepAs format, std::int64_t boundary_bytes,
                                        const std::string& folder) {
@@ -216,7 +223,7 @@ BoundaryFormat measure_boundary_format(KeepAs format, std::int64_t boundary_byte
   costs.name = row.name;
   costs.size_ratio = row.size_ratio;
   costs.encode_ns_per_byte = static_cast<double>(encode_ns) / num_bytes;
-  costs.encode_overlap = row.needs_store ? kWriteOverlap : 0.0;
+  costs.encode_overlap = costs.decode_overlap = row.needs_store ? kTransferOverlap : 0.0;
   costs.decode_ns_per_byte = static_cast<double>(decode_ns) / num_bytes;
   return costs;
 }

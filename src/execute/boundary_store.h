@@ -28,6 +28,8 @@ class StoredBoundary {
 
   /// Brings the tensors back, unless they are in memory from an earlier call.
   const std::vector<at::Tensor>& read();
+  /// Starts to bring them back, where that goes on beside the caller.
+  void fetch();
   /// Lets go of the tensors. Throws BudgetError when a disk is full.
   void drop();
 

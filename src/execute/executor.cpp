@@ -83,9 +83,18 @@ struct Executor::Run {
         executor.spill_store_, is_alike ? boundaries[below].stored.get() : nullptr);
   }
 
-  // After an operation that read it, a stored boundary is stored and no more.
+  // After an operation that read it, a stored boundary is stored and no more, unless the next
+  // operation is to find it.
   void drop_decoded(std::size_t boundary) {
-    if (boundaries[boundary].stored) boundaries[boundary].stored->drop();
+    if (boundaries[boundary].stored && found_next != boundary) boundaries[boundary].stored->drop();
+  }
+
+  // Before an operation: what the next one is to find comes meanwhile.
+  void expect(const Operation* next) {
+    found_next.reset();
+    if (next == nullptr || !next->finds_input) return;
+    found_next = static_cast<std::size_t>(next->stage);
+    if (boundaries[*found_next].stored) boundaries[*found_next].stored->fetch();
   }
 
   // The first forward of a stage records what it depends on; later ones reproduce it and leave no
@@ -191,6 +200,7 @@ struct Executor::Run {
   std::vector<BoundaryTensors> boundaries;
   Tensors head;  // the output of the forward before, which nothing else holds
   std::size_t head_boundary = 0;
+  std::optional<std::size_t> found_next;  // the boundary that the next operation is to find
 };
 
 Executor::Executor(Chain chain, ExecutorOptions options, std::shared_ptr<Stage> last)
@@ -228,12 +238,25 @@ StageCall Executor::call(std::size_t index, const MicroBatch& micro) const {
           options_.compute_in_half};
 }
 
+namespace {
+
+// The operation that runs after one; null: none.
+const Operation* after(const std::vector<Operation>& operations, std::size_t index) {
+  for (std::size_t i = index + 1; i < operations.size(); ++i) {
+    if (operations[i].kind != OperationKind::kFree) return &operations[i];
+  }
+  return nullptr;
+}
+
+}  // namespace
+
 MicroResult Executor::accumulate(const MicroBatch& micro, const std::vector<Operation>& operations,
                                  double scale) {
   const OwnerScope owner(Owner::kActivations);
   Run run(*this, micro, scale);
   for (std::size_t i = 0; i < operations.size(); ++i) {
     if (options_.before_operation) options_.before_operation(i);
+    if (operations[i].kind != OperationKind::kFree) run.expect(after(operations, i));
     run.carry_out(operations[i]);
     if (options_.on_operation) options_.on_operation(i);
   }

@@ -42,6 +42,7 @@ OnDisk::OnDisk(const at::Tensor& flat, std::shared_ptr<SpillStore> store)
 
 OnDisk::~OnDisk() {
   if (pending_.defined()) store_->wait_quietly(ticket_);
+  if (incoming_.defined()) store_->wait_quietly(incoming_ticket_);
   store_->release(extent_);
 }
 
@@ -55,10 +56,18 @@ void OnDisk::settle() const {
       "operations on what it is given, or leave out --spill_dir");
 }
 
+// Transfers are carried out in order: what is still being written is read afterwards.
+void OnDisk::fetch() const {
+  if (incoming_.defined()) return;
+  incoming_ = at::empty({num_elements_}, options_.device(at::kCPU));
+  incoming_ticket_ = store_->read(extent_, incoming_.data_ptr());
+}
+
 at::Tensor OnDisk::restore() const {
   settle();
-  const at::Tensor flat = at::empty({num_elements_}, options_.device(at::kCPU));
-  store_->wait(store_->read(extent_, flat.data_ptr()));
+  fetch();
+  const at::Tensor flat = std::exchange(incoming_, at::Tensor());
+  store_->wait(incoming_ticket_);
   return flat.to(options_.device());
 }
 

@@ -21,6 +21,9 @@ class Stored {
   virtual ~Stored() = default;
   /// A flat tensor of all elements, in their own type and on their own device.
   virtual at::Tensor restore() const = 0;
+  /// Takes the memory of the next restore(), and starts to fill it where that goes on beside the
+  /// caller.
+  virtual void fetch() const {}
   virtual std::int64_t num_bytes() const = 0;
   /// Returns when the elements need no memory but their own form: until then the tensor that they
   /// came from is held, and must not change. Throws what storing them threw.
@@ -48,6 +51,7 @@ class OnDisk final : public Stored {
   OnDisk(const at::Tensor& flat, std::shared_ptr<SpillStore> store);
   ~OnDisk() override;
   at::Tensor restore() const override;
+  void fetch() const override;
   std::int64_t num_bytes() const override { return extent_.num_bytes; }
   void settle() const override;
 
@@ -57,7 +61,9 @@ class OnDisk final : public Stored {
   std::int64_t num_elements_;
   Extent extent_;
   SpillStore::Ticket ticket_ = 0;
-  mutable at::Tensor pending_;  // while it is being written
+  mutable at::Tensor pending_;   // while it is being written
+  mutable at::Tensor incoming_;  // while it is being read
+  mutable SpillStore::Ticket incoming_ticket_ = 0;
   std::int64_t version_ = 0;
 };
 

@@ -289,11 +289,14 @@ Schedule ChainSolver::schedule(std::int64_t budget_bytes) {
   }
   if (budget_bytes >= ample_budget_bytes()) return state_->keep_everything();
   if (const SlotTable* table = state_->lossless_table(budget_bytes, false)) {
-    return state_->checked_schedule(table->extract(table->grid().index_of_budget(budget_bytes)),
-                                    budget_bytes);
+    return with_found_inputs(
+        state_->chain,
+        state_->checked_schedule(table->extract(table->grid().index_of_budget(budget_bytes)),
+                                 budget_bytes),
+        budget_bytes);
   }
   state_->table.reset();  // makes room for the two that follow
-  return state_->rounded_schedule(budget_bytes);
+  return with_found_inputs(state_->chain, state_->rounded_schedule(budget_bytes), budget_bytes);
 }
 
 std::vector<FrontierPoint> ChainSolver::frontier() {

@@ -137,6 +137,7 @@ std::vector<PageStep> micro_batch_steps(const std::vector<PageUnit>& units,
     if (operation.kind == OperationKind::kFree) continue;
     PageStep step;
     if (!schedule.curve.empty()) {
+      step.ns = schedule.curve[i].ns;
       step.peak_bytes = schedule.curve[i].peak_bytes;
       step.before_bytes = i > 0 ? schedule.curve[i - 1].live_bytes : 0;
       step.after_bytes = schedule.curve[i].live_bytes;

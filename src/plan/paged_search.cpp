@@ -16,37 +16,16 @@ constexpr std::int64_t kMostWalked = 3;
 // A plan is walked for each group of pages that may stay resident.
 constexpr std::size_t kMostGroups = 96;
 
-std::int64_t operation_ns(const ChainCosts& chain, const Operation& operation) {
-  const StageCosts& stage = chain.stages[static_cast<std::size_t>(operation.stage)];
-  const StageOption& option = stage.options[static_cast<std::size_t>(operation.option)];
-  switch (operation.kind) {
-    case OperationKind::kForward:
-    case OperationKind::kForwardStore:
-      return stage.forward_ns;
-    case OperationKind::kForwardKeep:
-      return option.forward_ns;
-    case OperationKind::kBackward:
-      return option.backward_ns;
-    case OperationKind::kFree:
-      return 0;
-  }
-  return 0;
-}
-
 // The operations of `num_steps` micro-batches of this schedule.
-std::vector<PageStep> operations_of(const PagedRequest& request, const MicroBatchCosts& costs,
-                                    const Schedule& schedule, std::int64_t num_steps) {
+std::vector<PageStep> operations_of(const PagedRequest& request, const Schedule& schedule,
+                                    std::int64_t input_bytes, std::int64_t num_steps) {
   std::vector<PageStep> all;
   for (std::int64_t micro = 0; micro < num_steps; ++micro) {
     std::vector<PageStep> steps = micro_batch_steps(request.units, schedule, micro > 0);
-    auto step = steps.begin();
-    for (const Operation& operation : schedule.operations) {
-      if (operation.kind == OperationKind::kFree) continue;
-      step->ns = operation_ns(costs.chain, operation);
-      step->peak_bytes += costs.input_bytes;
-      step->before_bytes += costs.input_bytes;
-      step->after_bytes += costs.input_bytes;
-      ++step;
+    for (PageStep& step : steps) {
+      step.peak_bytes += input_bytes;
+      step.before_bytes += input_bytes;
+      step.after_bytes += input_bytes;
     }
     all.insert(all.end(), std::make_move_iterator(steps.begin()),
                std::make_move_iterator(steps.end()));
@@ -165,13 +144,10 @@ class PagedSize {
     for (int stage = num_stages; stage-- > 0;)
       schedule.operations.push_back({OperationKind::kBackward, stage, 0, 0});
     schedule.curve.resize(schedule.operations.size());
-    MicroBatchCosts nothing = costs_;
-    nothing.input_bytes = 0;
     return replay(paging,
                   window_steps(
                       paging,
-                      operations_of(request_, nothing, schedule, std::min(num_steps_, kMostWalked)),
-                      0),
+                      operations_of(request_, schedule, 0, std::min(num_steps_, kMostWalked)), 0),
                   request_.disk)
         .forward_peak_bytes;
   }
@@ -183,7 +159,7 @@ class PagedSize {
 
   Steps steps_for(const PagingPlan& paging, const Schedule& schedule) const {
     const auto steps = [&](std::int64_t number) {
-      return window_steps(paging, operations_of(request_, costs_, schedule, number),
+      return window_steps(paging, operations_of(request_, schedule, costs_.input_bytes, number),
                           request_.update_ns);
     };
     if (num_steps_ <= kMostWalked) return {steps(num_steps_), {}};

@@ -223,6 +223,45 @@ class ChainState {
   std::int64_t time_ns_ = 0;
 };
 
+// The operation that an operation finds its input from; null: there is none.
+const Operation* operation_before(const std::vector<Operation>& operations, std::size_t index) {
+  while (index-- > 0) {
+    if (operations[index].kind != OperationKind::kFree) return &operations[index];
+  }
+  return nullptr;
+}
+
+// What it takes that `operation` finds its input, which is in another format than full, after
+// `before` of `before_ns`.
+struct FoundInput {
+  std::int64_t bytes = 0;      // while `before` runs, above what it needs
+  std::int64_t hidden_ns = 0;  // of decoding
+};
+
+FoundInput found_input(const ChainCosts& chain, const Operation& before, std::int64_t before_ns,
+                       const Operation& operation) {
+  const auto boundary = static_cast<std::size_t>(operation.stage);
+  const BoundaryFormat& format =
+      chain.boundary_formats[static_cast<std::size_t>(operation.format - 1)];
+  const std::int64_t bytes = chain.stages[boundary - 1].output_bytes;
+  const std::int64_t decode_ns = format.decode_ns(bytes);
+  const bool reads_the_same =
+      before.stage == operation.stage && before.kind == OperationKind::kForwardKeep;
+  const bool is_head =
+      before.stage + 1 == operation.stage &&
+      (before.kind == OperationKind::kForward || before.kind == OperationKind::kForwardStore);
+  if (reads_the_same || is_head) return {0, decode_ns};
+  const auto overlapped = static_cast<std::int64_t>(std::min(format.decode_overlap, 1.0) *
+                                                    static_cast<double>(before_ns));
+  return {bytes, std::min(decode_ns, overlapped)};
+}
+
+bool is_decoded_beside(const ChainCosts& chain, const Operation& operation) {
+  return operation.kind != OperationKind::kFree && operation.stage > 0 && operation.format > 0 &&
+         operation.format <= static_cast<int>(chain.boundary_formats.size()) &&
+         chain.boundary_formats[static_cast<std::size_t>(operation.format - 1)].decode_overlap > 0;
+}
+
 }  // namespace
 
 Replay simulate(const ChainCosts& chain, const std::vector<Operation>& operations) {
@@ -230,15 +269,26 @@ Replay simulate(const ChainCosts& chain, const std::vector<Operation>& operation
   Replay replay;
   ChainState state(chain);
   replay.curve.reserve(operations.size());
-  std::size_t position = 0;
+  std::size_t position = 0, before = 0;
+  std::int64_t hidden_ns = 0;
   try {
     for (; position < operations.size(); ++position) {
-      const std::int64_t peak_bytes = state.step(operations[position]);
-      if (position == 0 || peak_bytes > replay.peak_bytes) {
-        replay.peak_bytes = peak_bytes;
-        replay.peak_operation = position;
+      const Operation& operation = operations[position];
+      const std::int64_t start_ns = state.time_ns();
+      const std::int64_t peak_bytes = state.step(operation);
+      std::int64_t ns = state.time_ns() - start_ns;
+      if (operation.finds_input && position > 0 && is_decoded_beside(chain, operation)) {
+        const FoundInput found =
+            found_input(chain, operations[before], replay.curve[before].ns, operation);
+        for (std::size_t i = before; i < position; ++i) {
+          replay.curve[i].peak_bytes += found.bytes;
+          replay.curve[i].live_bytes += found.bytes;
+        }
+        ns -= found.hidden_ns;
+        hidden_ns += found.hidden_ns;
       }
-      replay.curve.push_back({peak_bytes, state.live_bytes()});
+      replay.curve.push_back({peak_bytes, state.live_bytes(), ns});
+      if (operation.kind != OperationKind::kFree) before = position;
     }
     state.require_done();
   } catch (const Refusal& refusal) {
@@ -248,8 +298,31 @@ Replay simulate(const ChainCosts& chain, const std::vector<Operation>& operation
                                        operations[position].stage, refusal.problem)
                          : refusal.problem;
   }
-  replay.time_ns = state.time_ns();
+  for (std::size_t i = 0; i < replay.curve.size(); ++i) {
+    if (i > 0 && replay.curve[i].peak_bytes <= replay.peak_bytes) continue;
+    replay.peak_bytes = replay.curve[i].peak_bytes;
+    replay.peak_operation = i;
+  }
+  replay.time_ns = state.time_ns() - hidden_ns;
   return replay;
+}
+
+Schedule with_found_inputs(const ChainCosts& chain, Schedule plan, std::int64_t budget_bytes) {
+  std::vector<Operation> operations = plan.operations;
+  bool is_changed = false;
+  for (std::size_t i = 1; i < operations.size(); ++i) {
+    if (!is_decoded_beside(chain, operations[i])) continue;
+    const Operation* before = operation_before(operations, i);
+    const auto at = static_cast<std::size_t>(before - operations.data());
+    const std::int64_t bytes = found_input(chain, *before, plan.curve[at].ns, operations[i]).bytes;
+    if (plan.curve[at].peak_bytes + bytes > budget_bytes) continue;
+    operations[i].finds_input = is_changed = true;
+  }
+  if (!is_changed) return plan;
+  const std::int64_t gap_ns = plan.certified_gap_ns;
+  plan = schedule_from_operations(chain, std::move(operations));
+  plan.certified_gap_ns = gap_ns;
+  return plan;
 }
 
 Schedule schedule_from_operations(const ChainCosts& chain, std::vector<Operation> operations) {

@@ -24,6 +24,10 @@ struct Replay {
 /// dropped, and at the end the gradient of the chain's input is there and nothing else is held.
 Replay simulate(const ChainCosts& chain, const std::vector<Operation>& operations);
 
+/// Lets operations find their input where decoding it can go on beside the operation before, and
+/// where the budget has room: as long as a schedule's decisions stay, it can only become faster.
+Schedule with_found_inputs(const ChainCosts& chain, Schedule plan, std::int64_t budget_bytes);
+
 /// The plan of a list that must be valid; throws std::logic_error when it is not.
 Schedule schedule_from_operations(const ChainCosts& chain, std::vector<Operation> operations);
 

@@ -21,8 +21,7 @@ std::optional<PagedPlan> RankPlanner::count_paged() {
 
 std::int64_t RankPlanner::in_memory_now_or_later() const {
   std::int64_t weights = 0;
-  for (const PageUnit& unit : request_.pager->units())
-    weights += unit.bytes_of(PageKind::kWeights);
+  for (const PageUnit& unit : request_.pager->units()) weights += unit.bytes_of(PageKind::kWeights);
   return request_.pager->resident_bytes() - weights;
 }
 

@@ -60,7 +60,8 @@ Json chain_json(const ChainCosts& chain) {
                      .set("size_ratio", format.size_ratio)
                      .set("encode_ns_per_byte", format.encode_ns_per_byte)
                      .set("decode_ns_per_byte", format.decode_ns_per_byte)
-                     .set("encode_overlap", format.encode_overlap));
+                     .set("encode_overlap", format.encode_overlap)
+                     .set("decode_overlap", format.decode_overlap));
   }
   return Json::object().set("stages", stages).set("boundary_formats", formats);
 }

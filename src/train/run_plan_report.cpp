@@ -193,6 +193,7 @@ Json operations_json(const RunPlan& plan) {
                         .set("stage", operation.stage + 1)
                         .set("option", operation.option)
                         .set("format", format_name(plan, operation.format))
+                        .set("finds_input", operation.finds_input)
                         .set("phase", phase_of(operation))
                         .set("peak_bytes", schedule_of(plan).curve[i].peak_bytes)
                         .set("live_bytes", schedule_of(plan).curve[i].live_bytes));

@@ -270,10 +270,10 @@ void UpdateStep::rethrow_failure(const ShareReport& agreed) {
   if (failure_) std::rethrow_exception(failure_);
   if (agreed.outcome == ShareOutcome::kFailed) throw OtherRankFailed(agreed.reason);
   if (!is_intact()) {
-    throw BudgetError(fmt::format(
-        "memory ran out while parameters were updated beside others' work, which cannot "
-        "be undone ({}); resume from the last snapshot with a larger --memory_budget",
-        agreed.reason));
+    throw BudgetError(
+        fmt::format("memory ran out while parameters were being updated, which cannot be undone "
+                    "({}); resume from the last snapshot with a larger --memory_budget",
+                    agreed.reason));
   }
 }
 

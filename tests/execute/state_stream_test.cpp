@@ -78,9 +78,8 @@ TEST_P(StateStream, TakesTheBytesThatItSays) {
 }
 
 TEST_P(StateStream, AFailedTransferIsAnError) {
-  const TransferFaultScope fault([](TransferKind kind, const Extent&) {
-    return kind == TransferKind::kWrite ? ENOSPC : 0;
-  });
+  const TransferFaultScope fault(
+      [](TransferKind kind, const Extent&) { return kind == TransferKind::kWrite ? ENOSPC : 0; });
   EXPECT_THROW(step(400), BudgetError);
 }
 

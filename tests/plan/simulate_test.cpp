@@ -60,6 +60,49 @@ TEST(Simulate, CountsARecomputedStageAndAStoredBoundary) {
   }
 }
 
+// Three stages whose boundaries are on disk: 10 bytes take 20 ns to come, and up to half of the
+// time of the operation before hides that.
+ChainCosts spilling_stages() {
+  ChainCosts chain;
+  chain.stages.push_back({"one", 10, 20, 1, 5, 0, {{100, 2, 3, 7, 9}}, {}});
+  chain.stages.push_back({"two", 10, 20, 1, 5, 0, {{100, 2, 3, 7, 9}}, {}});
+  chain.stages.push_back({"three", 1, 0, 4, 0, 0, {{200, 5, 12, 8, 11}}, {}});
+  chain.boundary_formats.push_back({"disk", 0, 0, 2, 0, 0.5});
+  return chain;
+}
+
+std::vector<Operation> spilling_operations() {
+  return {{kForward, 0, 0, 0}, {kStore, 1, 0, 1},   {kKeep, 2, 0, 1},     {kBackward, 2, 0, 1},
+          {kFree, 2, 0, 1},    {kKeep, 1, 0, 1},    {kBackward, 1, 0, 1}, {kFree, 1, 0, 1},
+          {kKeep, 0, 0, 0},    {kBackward, 0, 0, 0}};
+}
+
+TEST(FoundInputs, SaveTheTimeOfReadingWhereThereIsRoom) {
+  const ChainCosts chain = spilling_stages();
+  const Schedule plain = schedule_from_operations(chain, spilling_operations());
+  EXPECT_EQ(plain.time_ns, 1 + 1 + 5 + 12 + 2 + 3 + 2 + 3 + 5 * 20);
+  const Schedule found = with_found_inputs(chain, plain, 1000);
+  // Heads, and inputs that stay for backward, need not be read; half of the backward of stage 2
+  // hides a part of reading the input of stage 1.
+  EXPECT_EQ(found.time_ns, plain.time_ns - 4 * 20 - 12 / 2);
+  EXPECT_TRUE(found.operations[5].finds_input);
+  EXPECT_EQ(found.curve[3].peak_bytes, plain.curve[3].peak_bytes + 10);
+  EXPECT_EQ(found.curve[4].live_bytes, plain.curve[4].live_bytes + 10);
+  EXPECT_EQ(found.curve[5].peak_bytes, plain.curve[5].peak_bytes);
+  std::int64_t sum_ns = 0;
+  for (const OperationBytes& operation : found.curve) sum_ns += operation.ns;
+  EXPECT_EQ(sum_ns, found.time_ns);
+}
+
+TEST(FoundInputs, StayInsideTheBudget) {
+  const ChainCosts chain = spilling_stages();
+  const Schedule plain = schedule_from_operations(chain, spilling_operations());
+  const Schedule found = with_found_inputs(chain, plain, plain.peak_bytes);
+  EXPECT_EQ(found.peak_bytes, plain.peak_bytes);
+  EXPECT_FALSE(found.operations[5].finds_input) << "there is no room beside the largest operation";
+  EXPECT_TRUE(found.operations[6].finds_input);
+}
+
 TEST(Simulate, NamesWhatAListLacks) {
   const std::vector<std::pair<std::vector<Operation>, std::string>> cases = {
       {{}, "ends before"},

@@ -58,6 +58,8 @@ struct BoundaryFormat {
   double decode_ns_per_byte = 0;
   /// Encoding goes on beside the forward that reads the boundary next, for this part of its time.
   double encode_overlap = 0;
+  /// Decoding can go on beside the operation before, for this part of its time. 0: it cannot.
+  double decode_overlap = 0;
 
   /// Bytes that a boundary of `full_bytes` occupies in this format, rounded up.
   std::int64_t stored_bytes(std::int64_t full_bytes) const;

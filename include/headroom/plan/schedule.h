@@ -51,17 +51,22 @@ struct Operation {
   /// operation that reads a boundary stored in another format than full decodes it into a temporary
   /// of its own, backward included.
   int format = 0;
+  /// The stage's input, in another format than full, is in memory when the operation begins: it
+  /// stayed there from the operation before (kFree aside), or came while that one ran.
+  bool finds_input = false;
 
   bool operator==(const Operation& other) const {
     return kind == other.kind && stage == other.stage && option == other.option &&
-           format == other.format;
+           format == other.format && finds_input == other.finds_input;
   }
 };
 
-/// The bytes around one operation: everything but the chain's input, as the model counts them.
+/// The bytes around one operation, and its time: everything but the chain's input, as the model
+/// counts them.
 struct OperationBytes {
   std::int64_t peak_bytes = 0;  ///< during the operation
   std::int64_t live_bytes = 0;  ///< after it
+  std::int64_t ns = 0;          ///< that it takes
 };
 
 /// A schedule for one micro-batch, and what it is predicted to cost.
@@ -71,8 +76,8 @@ struct Schedule {
   std::int64_t peak_bytes = 0;
   std::size_t peak_operation = 0;     ///< index of the first operation that reaches the peak
   std::vector<OperationBytes> curve;  ///< one entry per operation
-  /// No persistent schedule inside the same budget is faster by more than this; 0: none is faster.
-  /// Meaningless for fixed policies.
+  /// No persistent schedule inside the same budget is faster by more than this, operations that
+  /// find their input aside; 0: none is faster. Meaningless for fixed policies.
   std::int64_t certified_gap_ns = 0;
 };
 
