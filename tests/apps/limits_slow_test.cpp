@@ -147,7 +147,11 @@ TEST_F(LimitsTest, OfAddressesAreKept) {
       const rlimit limit{bytes, bytes};
       ::setrlimit(RLIMIT_AS, &limit);
     });
-    if (expect_trained_or_refused(outcome, limit_mib * kMiB, "RLIMIT_AS")) ++num_trained;
+    // In less than the libraries need to start, the program does not come to a budget.
+    const bool refused_at_start =
+        outcome.exit_code == 4 && outcome.err.find("ulimit -v") != std::string::npos;
+    if (!refused_at_start && expect_trained_or_refused(outcome, limit_mib * kMiB, "RLIMIT_AS"))
+      ++num_trained;
   }
   EXPECT_GE(num_trained, 2);
 }
