@@ -13,7 +13,6 @@
 #include <torch/version.h>
 
 #include <dlfcn.h>
-#include <sched.h>
 #include <sys/resource.h>
 #if defined(__x86_64__)
 #include <cpuid.h>
@@ -27,13 +26,6 @@
 
 namespace headroom {
 namespace {
-
-int cores_of_this_process() {
-  cpu_set_t set;
-  CPU_ZERO(&set);
-  if (sched_getaffinity(0, sizeof(set), &set) == 0) return CPU_COUNT(&set);
-  return 1;
-}
 
 int threads_from_environment() {
   const char* text = std::getenv("OMP_NUM_THREADS");
@@ -49,7 +41,7 @@ ThreadCount choose_threads(int requested, int num_processes) {
   if (requested > 0) return {requested, "as asked for"};
   if (const int threads = threads_from_environment(); threads > 0)
     return {threads, fmt::format("OMP_NUM_THREADS={}", threads)};
-  ThreadCount chosen{cores_of_this_process(), ""};
+  ThreadCount chosen{num_allowed_cores(), ""};
   chosen.reason = fmt::format("{} cores that this process may run on", chosen.count);
   if (const auto quota = cpu_quota(); quota && threads_of(*quota) < chosen.count) {
     chosen = {threads_of(*quota),
@@ -145,7 +137,7 @@ void configure_threads(int requested, int num_processes) {
   const ThreadCount threads = choose_threads(requested, num_processes);
   at::set_num_threads(threads.count);
   reason_for_threads() = threads.reason;
-  adapt_thread_waiting();
+  adapt_thread_waiting(threads.count);
   if (has_limited_addresses()) make_library_buffers();  // before tensors take the rest
 }
 
@@ -159,7 +151,7 @@ RuntimeInfo runtime_info() {
   info.num_threads = at::get_num_threads();
   info.num_threads_reason = reason_for_threads();
   info.thread_waiting = thread_waiting();
-  info.num_cores = cores_of_this_process();
+  info.num_cores = num_allowed_cores();
   if (const auto quota = cpu_quota()) info.cpu_quota = quota->num_cpus;
   info.cpu_features = cpu_features();
   info.has_cuda = at::hasCUDA();

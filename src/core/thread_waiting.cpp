@@ -1,13 +1,15 @@
 #include "core/thread_waiting.h"
 
 #include "core/contention.h"
+#include "core/gathered_threads.h"
 #include "core/idle_team.h"
+#include "core/process_threads.h"
 
-#include <dirent.h>
 #include <dlfcn.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <condition_variable>
 #include <cstdint>
@@ -17,13 +19,16 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <random>
 #include <string>
 #include <thread>
+#include <vector>
 
 namespace headroom {
 namespace {
 
 using Clock = std::chrono::steady_clock;
+using Duration = ContentionWindow::Duration;
 
 // Nanoseconds that a thread had a core, and that it was ready to run and had none.
 struct ThreadTimes {
@@ -32,46 +37,100 @@ struct ThreadTimes {
 };
 
 // Of each thread of this process, by its id; empty where Linux does not count them.
-std::map<std::string, ThreadTimes> thread_times() {
-  std::map<std::string, ThreadTimes> by_thread;
-  const std::string folder = "/proc/self/task/";
-  DIR* threads = opendir(folder.c_str());
-  if (threads == nullptr) return by_thread;
-  while (const dirent* thread = readdir(threads)) {
-    if (thread->d_name[0] == '.') continue;
-    std::ifstream file(folder + thread->d_name + "/schedstat");
+std::map<int, ThreadTimes> thread_times() {
+  std::map<int, ThreadTimes> by_thread;
+  for_each_thread([&](int thread) {
+    std::ifstream file("/proc/self/task/" + std::to_string(thread) + "/schedstat");
     ThreadTimes times;
-    if (file >> times.running >> times.in_line) by_thread[thread->d_name] = times;
-  }
-  closedir(threads);
+    if (file >> times.running >> times.in_line) by_thread[thread] = times;
+  });
   return by_thread;
+}
+
+// Of each core, the time that it had nothing to do since the system started.
+std::map<int, Duration> idle_times() {
+  static const double ticks_per_second = static_cast<double>(::sysconf(_SC_CLK_TCK));
+  std::map<int, Duration> by_core;
+  std::ifstream file("/proc/stat");
+  for (std::string line; std::getline(file, line);) {
+    int core = 0;
+    long long user = 0, nice = 0, system = 0, idle = 0, waiting = 0;
+    if (std::sscanf(line.c_str(), "cpu%d %lld %lld %lld %lld %lld", &core, &user, &nice, &system,
+                    &idle, &waiting) == 6)
+      by_core[core] = Duration(static_cast<double>(idle + waiting) / ticks_per_second);
+  }
+  return by_core;
 }
 
 struct Sample {
   Clock::time_point time = Clock::now();
-  std::map<std::string, ThreadTimes> threads = thread_times();
+  std::map<int, ThreadTimes> threads = thread_times();
+  std::map<int, Duration> idle = idle_times();
 };
 
-// The time in line that other processes are to blame for. Threads of ours may wait for each other:
-// one loads data while all cores compute. Then we have all cores, and sleeping would gain nothing.
 // Threads come and go: those that have ended count for nothing.
-std::chrono::nanoseconds time_lost_to_others(const Sample& before, const Sample& after) {
-  std::int64_t running = 0, in_line = 0;
+ThreadTimes between(const Sample& before, const Sample& after) {
+  ThreadTimes sum;
   for (const auto& [thread, times] : after.threads) {
     const auto found = before.threads.find(thread);
     const ThreadTimes known = found == before.threads.end() ? ThreadTimes() : found->second;
-    running += times.running - known.running;
-    in_line += times.in_line - known.in_line;
+    sum.running += times.running - known.running;
+    sum.in_line += times.in_line - known.in_line;
   }
-  const std::chrono::nanoseconds window = after.time - before.time;
-  const std::int64_t num_cores = std::max(1U, std::thread::hardware_concurrency());
-  const std::int64_t not_ours = std::max<std::int64_t>(0, num_cores * window.count() - running);
-  return std::chrono::nanoseconds(std::min(in_line, not_ours));
+  return sum;
+}
+
+Duration idle_between(const Sample& before, const Sample& after, const std::vector<int>& cores) {
+  Duration sum{0};
+  for (const int core : cores) {
+    const auto from = before.idle.find(core), to = after.idle.find(core);
+    if (from != before.idle.end() && to != after.idle.end()) sum += to->second - from->second;
+  }
+  return sum;
+}
+
+std::vector<int> without(const std::vector<int>& cores, const std::vector<int>& some) {
+  std::vector<int> rest;
+  std::set_difference(cores.begin(), cores.end(), some.begin(), some.end(),
+                      std::back_inserter(rest));
+  return rest;
+}
+
+// Of the time in line, what other processes are to blame for. Threads of ours may wait for each
+// other: one loads data while all cores compute, or two have started on one core. Then no other
+// process has our cores, and sleeping would gain nothing.
+ContentionWindow measure(const Sample& before, const Sample& after,
+                         const std::vector<int>& all_cores, const std::vector<int>& our_cores) {
+  const auto num_all = static_cast<double>(all_cores.size());
+  const std::vector<int> left = without(all_cores, our_cores);
+  const ThreadTimes ours = between(before, after);
+  const Duration running = std::chrono::nanoseconds(ours.running);
+  const Duration in_line = std::chrono::nanoseconds(ours.in_line);
+  ContentionWindow window;
+  window.length = after.time - before.time;
+  const Duration idle = idle_between(before, after, all_cores);
+  window.cores_of_others = std::max(0.0, num_all - (running + idle) / window.length);
+  const Duration not_ours = static_cast<double>(our_cores.size()) * window.length - running;
+  window.lost =
+      std::max(Duration{0}, std::min({in_line, not_ours, window.cores_of_others * window.length}));
+  if (!left.empty())
+    window.idle_share_left =
+        idle_between(before, after, left) / (static_cast<double>(left.size()) * window.length);
+  return window;
+}
+
+// How many cores the process had before its threads were gathered; 0: they are not.
+std::atomic<int>& gathered_from() {
+  static std::atomic<int> count{0};
+  return count;
 }
 
 class Watch {
  public:
-  Watch() : process_(getpid()), thread_([this] { run(); }) {}
+  explicit Watch(int num_threads)
+      : process_(getpid()),
+        all_cores_(allowed_cores()),
+        thread_([this, num_threads] { run(num_threads); }) {}
   ~Watch() {
     {
       const std::lock_guard<std::mutex> lock(mutex_);
@@ -86,22 +145,43 @@ class Watch {
   bool is_of_this_process() const { return getpid() == process_; }
 
  private:
-  void run() {
-    ContentionPolicy policy;
+  void run(int num_threads) {
+    ContentionPolicy policy(num_threads, static_cast<int>(all_cores_.size()));
     std::unique_ptr<IdleTeam> idle_team;
+    std::unique_ptr<GatheredThreads> gathered;
     Sample before;
     std::unique_lock<std::mutex> lock(mutex_);
     while (!ended_.wait_for(lock, std::chrono::milliseconds(50), [this] { return has_ended_; })) {
       Sample after;
-      const bool sleeps =
-          policy.should_sleep(time_lost_to_others(before, after), after.time - before.time);
-      if (sleeps && !idle_team) idle_team = std::make_unique<IdleTeam>();
-      if (!sleeps) idle_team.reset();
+      const ThreadConduct conduct = policy.decide(
+          measure(before, after, all_cores_, gathered ? gathered->cores() : all_cores_));
+      if (conduct.sleeps && !idle_team) idle_team = std::make_unique<IdleTeam>();
+      if (!conduct.sleeps) idle_team.reset();
+      if (conduct.num_cores == 0) {
+        gathered.reset();
+      } else if (!gathered) {
+        gathered = std::make_unique<GatheredThreads>(some_cores(conduct.num_cores), all_cores_);
+      }
+      gathered_from() = gathered ? static_cast<int>(all_cores_.size()) : 0;
       before = std::move(after);
     }
+    gathered.reset();
+    gathered_from() = 0;
+  }
+
+  // Any, not the first or those that seem free: of two runs side by side both would take the same.
+  // Whoever has chosen badly sees cores without work, and chooses again.
+  std::vector<int> some_cores(int count) {
+    std::vector<int> cores = all_cores_;
+    std::shuffle(cores.begin(), cores.end(), random_);
+    cores.resize(static_cast<std::size_t>(count));
+    std::sort(cores.begin(), cores.end());
+    return cores;
   }
 
   pid_t process_;
+  std::vector<int> all_cores_;
+  std::minstd_rand random_{std::random_device{}()};
   std::mutex mutex_;
   std::condition_variable ended_;
   bool has_ended_ = false;
@@ -111,7 +191,8 @@ class Watch {
 // Ends the watch with the process. A fork has a copy of the object but not of its thread, and
 // leaves it alone.
 struct WatchOfProcess {
-  std::unique_ptr<Watch> watch = std::make_unique<Watch>();
+  explicit WatchOfProcess(int num_threads) : watch(std::make_unique<Watch>(num_threads)) {}
+  std::unique_ptr<Watch> watch;
   ~WatchOfProcess() {
     if (!watch->is_of_this_process()) static_cast<void>(watch.release());
   }
@@ -132,14 +213,19 @@ std::optional<std::string> decided_elsewhere() {
 
 }  // namespace
 
-void adapt_thread_waiting() {
+void adapt_thread_waiting(int num_threads) {
   if (decided_elsewhere()) return;
-  static const WatchOfProcess watch;
+  static const WatchOfProcess watch(num_threads);
+}
+
+int num_allowed_cores() {
+  const int count = gathered_from();
+  return count > 0 ? count : std::max(1, static_cast<int>(allowed_cores().size()));
 }
 
 std::string thread_waiting() {
   return decided_elsewhere().value_or(
-      "they spin on free cores, and sleep where other work wants the same cores");
+      "they spin on free cores, and sleep, on fewer cores, where other work wants the same");
 }
 
 }  // namespace headroom

@@ -9,12 +9,17 @@ namespace headroom {
 /// spins takes the core from the one that it waits for. So a thread of this process looks every 50
 /// ms at how long our threads stood in line for a core that another process had, and lets them
 /// sleep while that is more than a tenth of the time; from time to time it tries spinning again.
-/// The numbers do not depend on it.
+/// Where others keep half of the cores busy or more, threads also gather on those that remain,
+/// until the others have gone. Threads are as many as ever, so that the numbers do not depend on
+/// it.
 ///
-/// Starts watching, once per process; does nothing where the user has decided by OMP_WAIT_POLICY,
-/// GOMP_SPINCOUNT or KMP_BLOCKTIME, where the OpenMP runtime is not GNU's, or where Linux does not
-/// count the time in line.
-void adapt_thread_waiting();
+/// Starts watching, once per process, `num_threads` that compute; does nothing where the user has
+/// decided by OMP_WAIT_POLICY, GOMP_SPINCOUNT or KMP_BLOCKTIME, where the OpenMP runtime is not
+/// GNU's, or where Linux does not count the time in line.
+void adapt_thread_waiting(int num_threads);
+
+/// Cores that this process may run on, whether or not its threads are gathered on fewer just now.
+int num_allowed_cores();
 
 /// What decides how threads wait, in words, e.g. "OMP_WAIT_POLICY=passive".
 std::string thread_waiting();

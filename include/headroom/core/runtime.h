@@ -35,10 +35,12 @@ struct RuntimeInfo {
 /// whichever is less, which it shares evenly with the others of `num_processes`. Throws ConfigError
 /// for a negative number.
 ///
-/// From the first call on, a thread of the library watches whether other work wants the same cores,
-/// and lets OpenMP's threads sleep while they wait for each other where it does (on free cores
-/// spinning is faster). OMP_WAIT_POLICY or GOMP_SPINCOUNT in the environment switches that off. It
-/// works with GNU's OpenMP runtime, changes no number, and ends with the process.
+/// From the first call on, a thread of the library watches whether other work wants the same cores.
+/// Where it does, OpenMP's threads sleep while they wait for each other (on free cores spinning is
+/// faster), and where it wants half of them, the threads of the process run on the others until it
+/// has gone; threads that were pinned stay. OMP_WAIT_POLICY or GOMP_SPINCOUNT in the environment
+/// switches that off. It works with GNU's OpenMP runtime, changes no number, and ends with the
+/// process.
 void configure_threads(int requested, int num_processes = 1);
 
 /// Reads the facts; changes nothing.
