@@ -5,7 +5,7 @@ JOBS ?= $(shell nproc)
 HEADROOM := $(BUILD)/bin/headroom
 # e.g. CMAKE_FLAGS=-DHEADROOM_WARNINGS_AS_ERRORS=ON, when a build folder is made
 CMAKE_FLAGS ?=
-SOURCES = $$(git ls-files '*.cpp' '*.h')
+SOURCES = $$(git ls-files --cached --others --exclude-standard '*.cpp' '*.h')
 
 .PHONY: all setup build test test-fast demo package format check-format clean
 

@@ -105,10 +105,12 @@ std::int64_t state_stream_bytes(std::int64_t parameter_bytes, std::int64_t state
 
 void step_streaming(const std::shared_ptr<SpillStore>& store, LeanOptimizer& optimizer,
                     at::Tensor& parameter, std::size_t group, std::int64_t piece_bytes) {
+  std::vector<at::Tensor> state = optimizer.state_tensors(parameter);
+  if (state.empty()) return optimizer.step_parameter(parameter, group);  // nothing has to pass
   const auto element_bytes = static_cast<std::int64_t>(parameter.element_size());
   const std::int64_t num_elements = std::min(parameter.numel(), piece_bytes / element_bytes);
   const std::int64_t num_pieces = divide_up(parameter.numel(), num_elements);
-  PieceRing ring(store, optimizer.state_tensors(parameter), num_elements, num_pieces);
+  PieceRing ring(store, std::move(state), num_elements, num_pieces);
   ring.read(0);
   for (std::int64_t piece = 0; piece < num_pieces; ++piece) {
     if (piece + 1 < num_pieces) ring.read(piece + 1);

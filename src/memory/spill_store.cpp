@@ -23,7 +23,10 @@ namespace {
 
 // Extents begin and end on pages of the file system, so that they can be mapped.
 constexpr std::int64_t kAlignment = 4096;
-// So much is on its way between memory and disk; twice that is in the page cache meanwhile.
+// So much is on its way between memory and disk, past the page cache.
+constexpr std::int64_t kDirectBytes = std::int64_t{1} << 20;
+// The same through the page cache, where a file system has no other way; twice that is in the cache
+// meanwhile.
 constexpr std::int64_t kChunkBytes = std::int64_t{4} << 20;
 // Pieces below this may stay in the page cache: to wait for the disk would cost more than they are.
 constexpr std::int64_t kSmallBytes = std::int64_t{64} << 10;
@@ -56,6 +59,12 @@ int open_or_throw(const std::string& folder) {
   throw ConfigError(fmt::format(
       "cannot make a spill file in '{}': {}; choose a folder that exists and can be written",
       folder, std::strerror(errno)));
+}
+
+// The same file, for transfers past the page cache; -1 where its file system has none.
+int open_direct(int descriptor) {
+  const std::string path = "/proc/self/fd/" + std::to_string(descriptor);
+  return ::open(path.c_str(), O_RDWR | O_DIRECT | O_CLOEXEC);
 }
 
 // Signals are for the threads that know what to do with them.
@@ -122,6 +131,8 @@ TransferFaultScope::~TransferFaultScope() {
 SpillStore::SpillStore(const std::string& folder)
     : folder_(folder_or_default(folder)),
       descriptor_(open_or_throw(folder_)),
+      direct_(open_direct(descriptor_)),
+      buffer_(static_cast<char*>(std::aligned_alloc(kAlignment, kDirectBytes)), &std::free),
       thread_(start_without_signals([this] { serve(); })) {}
 
 SpillStore::~SpillStore() {
@@ -131,6 +142,7 @@ SpillStore::~SpillStore() {
   }
   changed_.notify_all();
   thread_.join();
+  if (direct_ >= 0) ::close(direct_);
   ::close(descriptor_);
 }
 
@@ -247,7 +259,35 @@ void SpillStore::serve() {
 void SpillStore::carry_out(const Transfer& transfer) {
   if (const int error = fault_of(transfer.kind, transfer.extent))
     fail(transfer, std::strerror(error));
-  transfer.kind == TransferKind::kRead ? read_all(transfer) : write_all(transfer);
+  const std::int64_t done = move_directly(transfer);
+  const auto [offset, num_bytes] = transfer.extent;
+  if (done == num_bytes) return;
+  const Transfer rest{transfer.kind, {offset + done, num_bytes - done}, transfer.data + done};
+  rest.kind == TransferKind::kRead ? read_all(rest) : write_all(rest);
+}
+
+// The page cache would take a copy by the system for every byte, time that computing needs, and
+// memory that no budget counts. Tensors begin anywhere and the disk wants whole pages, so that
+// bytes pass through a buffer of ours.
+std::int64_t SpillStore::move_directly(const Transfer& transfer) {
+  const auto [offset, num_bytes] = transfer.extent;
+  if (direct_ < 0 || !buffer_ || num_bytes < kSmallBytes || offset % kAlignment != 0) return 0;
+  const bool reads = transfer.kind == TransferKind::kRead;
+  const std::int64_t end = num_bytes / kAlignment * kAlignment;
+  std::int64_t done = 0;
+  while (done < end) {
+    const auto length = static_cast<std::size_t>(std::min(kDirectBytes, end - done));
+    if (!reads) std::memcpy(buffer_.get(), transfer.data + done, length);
+    const ::ssize_t count = reads ? ::pread(direct_, buffer_.get(), length, offset + done)
+                                  : ::pwrite(direct_, buffer_.get(), length, offset + done);
+    if (count < 0 && errno == EINTR) continue;
+    // A file system may open the file so and want other sizes, or end a transfer inside of a page.
+    if ((count < 0 && errno == EINVAL) || (count > 0 && count % kAlignment != 0)) return done;
+    if (count <= 0) fail(transfer, count == 0 ? "nothing was moved" : std::strerror(errno));
+    if (reads) std::memcpy(transfer.data + done, buffer_.get(), static_cast<std::size_t>(count));
+    done += count;
+  }
+  return done;
 }
 
 // The disk is given one chunk while the next is copied into the page cache.

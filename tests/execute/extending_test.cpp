@@ -1,12 +1,16 @@
 // The worked examples of docs/extending.md: a model family, an optimizer and a data format, each
 // with its row, trained together.
+#include <headroom/core/error.h>
 #include <headroom/core/random.h>
 #include <headroom/execute/executor.h>
+#include <headroom/memory/meter.h>
 #include <headroom/plan/schedule.h>
 #include "data/data_format.h"
 #include "model/family.h"
 #include "model/image_parts.h"
+#include "optim/dense_floats.h"
 #include "optim/optimizer_table.h"
+#include "optim/options_as.h"
 #include "optim/parameter_groups.h"
 
 #include <gtest/gtest.h>
@@ -72,12 +76,17 @@ struct SignSgdState : optim_detail::LeanParamStateOf<SignSgdState> {
 class SignSgd final : public LeanOptimizer {
  public:
   SignSgd(std::vector<torch::optim::OptimizerParamGroup> groups, const SignSgdOptions& defaults)
-      : LeanOptimizer(std::move(groups), std::make_unique<SignSgdOptions>(defaults)) {}
+      : LeanOptimizer(std::move(groups), std::make_unique<SignSgdOptions>(defaults)) {
+    check_all_options();
+  }
   const char* name() const override { return "sign_sgd"; }
 
  protected:
   using Options = torch::optim::OptimizerOptions;
-  void check_options(const Options& /*options*/) const override {}
+  void check_options(const Options& base) const override {
+    const auto& options = options_as<SignSgdOptions>(base, *this);
+    if (!(options.lr() >= 0)) throw ConfigError("the learning rate must be at least 0");
+  }
   std::unique_ptr<LeanParamState> make_state(const at::Tensor& /*like*/,
                                              const Options& /*options*/) const override {
     return std::make_unique<SignSgdState>();
@@ -88,8 +97,21 @@ class SignSgd final : public LeanOptimizer {
   void update(at::Tensor& parameter, const at::Tensor& gradient, LeanParamState& /*state*/,
               const Options& base) const override {
     const auto& options = static_cast<const SignSgdOptions&>(base);
-    parameter.mul_(1 - options.lr() * options.weight_decay());
-    parameter.add_(gradient.sign(), -options.lr());
+    const auto rate = static_cast<float>(options.lr());
+    const auto shrink = static_cast<float>(1 - options.lr() * options.weight_decay());
+    if (!are_dense_floats({&parameter, &gradient})) {
+      parameter.mul_(shrink).add_(gradient.sign(), -rate);
+      return;
+    }
+    float* weights = parameter.data_ptr<float>();
+    const float* gradients = gradient.data_ptr<float>();
+    for_ranges(parameter.numel(), [&](std::int64_t begin, std::int64_t end) {
+      for (std::int64_t i = begin; i < end; ++i) {
+        const auto sign = static_cast<float>((gradients[i] > 0) - (gradients[i] < 0));
+        weights[i] = shrink * weights[i] - rate * sign;
+      }
+    });
+    parameter.unsafeGetTensorImpl()->bump_version();
   }
 };
 
@@ -98,7 +120,8 @@ OptimizerRow sign_sgd_row() {
           [](const OptimizerConfig& config, const NamedParameters& named, const KeepFp32State&) {
             return make_grouped<SignSgd>(config, named, SignSgdOptions(config.learning_rate));
           },
-          [](const OptimizerConfig&, const std::vector<std::int64_t>&) { return std::int64_t{0}; }};
+          [](const OptimizerConfig&, const std::vector<std::int64_t>&) { return std::int64_t{0}; },
+          /*has_independent_elements=*/true};
 }
 
 // A data format: src/data/gray_format.cpp.
@@ -129,6 +152,23 @@ DataFormat gray_format() {
             data.train = std::make_shared<GrayImages>(request.input);
             return data;
           }};
+}
+
+// As tests/optim/state_test.cpp asks it of every row.
+TEST(Extending, TheOptimizerAllocatesNothing) {
+  MemoryMeter& meter = MemoryMeter::instance();
+  at::Tensor weights = torch::randn({300, 300}).requires_grad_();
+  const at::Tensor before = weights.detach().clone();
+  weights.mutable_grad() = torch::randn({300, 300});
+  OptimizerConfig config;
+  config.learning_rate = 0.5;
+  const auto optimizer = sign_sgd_row().make(config, {{"w", weights}}, {});
+  optimizer->prepare_state();
+  meter.reset_peak();
+  const std::int64_t live = meter.live_bytes();
+  optimizer->step();
+  EXPECT_EQ(meter.peak_bytes(), live);
+  EXPECT_TRUE(torch::equal(weights.detach(), before - 0.5 * weights.grad().sign()));
 }
 
 TEST(Extending, TheExamplesOfTheDocumentTrainTogether) {

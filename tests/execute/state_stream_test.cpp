@@ -85,6 +85,17 @@ TEST_P(StateStream, AFailedTransferIsAnError) {
 
 INSTANTIATE_TEST_SUITE_P(Optimizers, StateStream, ::testing::Values("sgd", "adam", "adamw"));
 
+TEST(StateStreams, OfNoStateAreAWholeUpdate) {
+  OptimizerConfig config;
+  config.name = "sgd";  // without momentum
+  config.learning_rate = 0.5;
+  at::Tensor weights = torch::zeros({100}).requires_grad_();
+  weights.mutable_grad() = torch::ones({100});
+  const auto optimizer = make_optimizer(config, {{"w", weights}});
+  step_streaming(std::make_shared<SpillStore>(""), *optimizer, weights, 0, 40);
+  EXPECT_TRUE(torch::equal(weights.detach(), torch::full({100}, -0.5)));
+}
+
 TEST(StateStreams, AreForOptimizersWhoseElementsAreIndependent) {
   EXPECT_FALSE(has_independent_elements("adafactor"));
   EXPECT_FALSE(has_independent_elements("adamw_8bit"));

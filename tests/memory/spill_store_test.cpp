@@ -8,6 +8,7 @@
 #include <sys/resource.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cerrno>
 #include <csignal>
@@ -87,6 +88,43 @@ TEST(SpillStore, ExtentsNeverOverlapAndSpaceIsUsedAgain) {
   const std::int64_t size = extents.front().num_bytes;
   store.release(extents.front());
   EXPECT_EQ(store.reserve(size).offset, first);
+}
+
+// Whole pages pass the page cache, the rest goes through it.
+TEST(SpillStore, PartsOfAnExtentLeaveTheirNeighboursAlone) {
+  const Folder folder;
+  SpillStore store(folder.path());
+  constexpr std::int64_t kPart = 100'001, kNumParts = 30;
+  const std::vector<char> whole = bytes_of(kNumParts * kPart, 1);
+  std::vector<char> expected = whole;
+  const Extent extent = store.reserve(kNumParts * kPart);
+  store.wait(store.write(extent, whole.data()));
+  for (const std::int64_t part : {3, 0, 29, 12, 13}) {
+    const std::vector<char> bytes = bytes_of(kPart, static_cast<int>(part) + 2);
+    std::copy(bytes.begin(), bytes.end(), expected.begin() + part * kPart);
+    store.wait(store.write({extent.offset + part * kPart, kPart}, bytes.data()));
+    std::vector<char> back(expected.size());
+    store.wait(store.read(extent, back.data()));
+    ASSERT_EQ(back, expected) << part;
+  }
+}
+
+TEST(SpillStore, TransfersAndMappingsSeeEachOthersBytes) {
+  const Folder folder;
+  const auto store = std::make_shared<SpillStore>(folder.path());
+  constexpr std::int64_t kBytes = (std::int64_t{3} << 20) + 17;
+  const Extent extent = store->reserve(kBytes);
+  const c10::DataPtr mapping = SpillStore::map(store, extent);
+  auto* mapped = static_cast<char*>(mapping.get());
+  for (int round = 0; round < 3; ++round) {
+    const std::vector<char> first = bytes_of(kBytes, round), second = bytes_of(kBytes, 100 + round);
+    std::copy(first.begin(), first.end(), mapped);
+    std::vector<char> back(first.size());
+    store->wait(store->read(extent, back.data()));
+    ASSERT_EQ(back, first);
+    store->wait(store->write(extent, second.data()));
+    ASSERT_TRUE(std::equal(second.begin(), second.end(), mapped));
+  }
 }
 
 TEST(SpillStore, AMappingIsTheSameBytesAndOutlivesTheStoresOwner) {

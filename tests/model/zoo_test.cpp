@@ -82,13 +82,15 @@ TEST(Zoo, AFamilyNamesItsModelsAndKeys) {
 }
 
 TEST(Zoo, EveryImageModelTrains) {
-  for (const char* name : {"mlp", "nin", "resnet"}) {
+  for (const ModelFamily& family : model_families()) {
+    const std::string& name = family.names.front();
     seed_everything(4);
-    const ZooModel model = make_model(name, std::string(name) == "resnet" ? "blocks=2" : "");
+    const ZooModel model = make_model(name, "");
+    if (model.input.kind != ModelInput::Kind::kImages) continue;
     MicroBatch micro = {{torch::rand({2, 1, 28, 28})}, {torch::tensor({1, 2}, torch::kLong)}, 2, 2};
     Executor executor(model.chain);
     const MicroResult result = executor.accumulate(micro, keep_everything(model.chain.size()), 0.5);
-    EXPECT_NEAR(result.loss_sum / 2, std::log(10.0), 1.0) << name;
+    EXPECT_NEAR(result.loss_sum / 2, std::log(10.0), 1.5) << name;
     for (const auto& [parameter_name, parameter] : model.chain.named_parameters()) {
       EXPECT_TRUE(parameter.grad().defined()) << name << " " << parameter_name;
     }

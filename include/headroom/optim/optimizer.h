@@ -37,7 +37,7 @@ class LeanOptimizer : public torch::optim::Optimizer {
  public:
   using torch::optim::Optimizer::Optimizer;
 
-  /// "sgd", "adam", "adamw", "adafactor" or "adamw_8bit".
+  /// As --optim has it.
   virtual const char* name() const = 0;
 
   /// Updates every parameter that has a gradient. Checks everything and allocates missing state
@@ -206,7 +206,7 @@ struct OptimizerConfig {
   double beta1 = 0.9;
   double beta2 = 0.999;
   double eps = 1e-8;
-  double momentum = 0;  ///< sgd only
+  double momentum = 0;  ///< for those that have one, as sgd
   /// Whether weight decay also applies to parameters of fewer than two dimensions.
   bool decay_biases_and_norms = false;
 };
