@@ -37,6 +37,18 @@ int encode(const sentencepiece::SentencePieceProcessor& processor) {
   return 0;
 }
 
+// Newer versions take a span (a pointer and a size) and deprecate the vector that older ones take.
+// The last argument makes the compiler prefer the first of these where it compiles.
+template <class Processor, class Ids>
+auto text_of(const Processor& processor, const Ids& ids, std::string* text, int /*preferred*/)
+    -> decltype(processor.Decode({ids.data(), ids.size()}, text)) {
+  return processor.Decode({ids.data(), ids.size()}, text);
+}
+template <class Processor, class Ids>
+auto text_of(const Processor& processor, const Ids& ids, std::string* text, long /*otherwise*/) {
+  return processor.Decode(ids, text);
+}
+
 int decode(const sentencepiece::SentencePieceProcessor& processor) {
   std::vector<int> ids;
   for (std::int32_t token = 0; std::cin.read(reinterpret_cast<char*>(&token), sizeof(token));)
@@ -46,7 +58,7 @@ int decode(const sentencepiece::SentencePieceProcessor& processor) {
       return fail("token " + std::to_string(id) + " is not in the model");
   }
   std::string text;
-  const auto status = processor.Decode(ids, &text);
+  const auto status = text_of(processor, ids, &text, 0);
   if (!status.ok()) return fail(status.ToString());
   std::cout << text;
   return 0;
