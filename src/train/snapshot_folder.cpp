@@ -179,7 +179,8 @@ std::vector<FoundSnapshot> find_snapshots(const std::string& output_dir) {
   std::vector<FoundSnapshot> found;
   for (const fs::path& folder : folders_in(output_dir)) {
     if (!step_of(folder)) continue;
-    FoundSnapshot snapshot{folder.string(), {}, ""};
+    FoundSnapshot snapshot;
+    snapshot.folder = folder.string();
     try {
       snapshot.list = read_snapshot_list(snapshot.folder);
     } catch (const SnapshotError& error) {

@@ -108,8 +108,6 @@ TEST(Classifiers, AreSavedUnderHuggingFacesNamesWithTheirClasses) {
   for (const Family& family : families()) {
     const TemporaryFolder folder;
     ZooModel model = make(family);
-    std::int64_t count = 0;
-    for (const auto& [name, tensor] : model.chain.named_tensors()) count += tensor.numel();
     set_label_names(model.chain, {"bad", "so so", "good"}, 5);
     save_pretrained(model.chain, folder.path().string());
     const auto config = nlohmann::json::parse(testing::read_file(folder / "config.json"));

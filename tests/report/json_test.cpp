@@ -68,7 +68,7 @@ TEST(Json, WhatIsNoNumberIsNull) {
 TEST(Json, TextThatIsNoUtf8StillGivesValidJson) {
   Json json = Json::object();
   json.set("name", std::string("caf\xe9 \"quoted\"\n"));
-  EXPECT_NO_THROW(nlohmann::json::parse(json.dump()));
+  EXPECT_TRUE(nlohmann::json::accept(json.dump()));
 }
 
 TEST(WriteFileAtomically, ReplacesTheWholeFileAndLeavesNothingElse) {
