@@ -8,6 +8,7 @@
 
 #include "execute/non_finite.h"
 #include "execute/optimizer_parameters.h"
+#include "execute/training_kernels.h"
 
 #include <fmt/format.h>
 #include <torch/autograd.h>
@@ -95,6 +96,7 @@ class ContrastiveAccumulator::Window {
  private:
   void embed_all() {
     const torch::NoGradGuard nothing_is_kept;
+    const TrainingKernelsScope training_kernels;
     std::vector<std::vector<at::Tensor>> parts;
     std::int64_t num_samples = 0;
     for (const MicroBatch& micro : micros_) {

@@ -5,6 +5,7 @@
 #include <headroom/execute/executor.h>
 #include <headroom/memory/meter.h>
 #include "core/tensor_hash.h"
+#include "execute/training_kernels.h"
 #include "ops/convert.h"
 #include "ops/direct_gradient.h"
 
@@ -88,6 +89,7 @@ std::size_t first_trained_stage(const Chain& chain) {
 
 Tensors forward_discarding(const StageCall& call, const Tensors& inputs) {
   const torch::NoGradGuard no_grad;
+  const TrainingKernelsScope training_kernels;
   Tensors values;
   values.reserve(inputs.size());
   for (const at::Tensor& input : inputs) values.push_back(decode(call, input));
