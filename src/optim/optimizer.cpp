@@ -52,6 +52,24 @@ at::Tensor meta_like(const at::Tensor& parameter) {
 
 }  // namespace
 
+LeanOptimizer::LeanOptimizer(const std::vector<torch::optim::OptimizerParamGroup>& param_groups,
+                             std::unique_ptr<torch::optim::OptimizerOptions> defaults)
+    : Optimizer(std::vector<torch::optim::OptimizerParamGroup>(), std::move(defaults)) {
+  for (const auto& group : param_groups) add_param_group(group);
+}
+
+LeanOptimizer::LeanOptimizer(std::vector<at::Tensor> parameters,
+                             std::unique_ptr<torch::optim::OptimizerOptions> defaults)
+    : LeanOptimizer({torch::optim::OptimizerParamGroup(std::move(parameters))},
+                    std::move(defaults)) {}
+
+void LeanOptimizer::add_param_group(const torch::optim::OptimizerParamGroup& param_group) {
+  Optimizer::add_param_group(param_group);
+  // LibTorch 2.14 merges a group's options with the defaults if it knows their type, and puts the
+  // defaults in the place of any other, ours among them.
+  if (param_group.has_options()) param_groups_.back().set_options(param_group.options().clone());
+}
+
 torch::Tensor LeanOptimizer::step(LossClosure closure) {
   at::Tensor loss;
   if (closure != nullptr) {

@@ -35,7 +35,13 @@ class LeanParamState : public torch::optim::OptimizerParamState {
 /// optimizer says so. Sparse gradients are refused. Results do not depend on the number of threads.
 class LeanOptimizer : public torch::optim::Optimizer {
  public:
-  using torch::optim::Optimizer::Optimizer;
+  /// Groups that have options keep them as they are; `defaults` are for those without.
+  LeanOptimizer(const std::vector<torch::optim::OptimizerParamGroup>& param_groups,
+                std::unique_ptr<torch::optim::OptimizerOptions> defaults);
+  LeanOptimizer(std::vector<at::Tensor> parameters,
+                std::unique_ptr<torch::optim::OptimizerOptions> defaults);
+
+  void add_param_group(const torch::optim::OptimizerParamGroup& param_group);
 
   /// As --optim has it.
   virtual const char* name() const = 0;
