@@ -7,12 +7,13 @@
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
   using namespace headroom;
   using namespace headroom::testing;
+  static const std::string kWhole[] = {idx_labels(3), idx_images(3, 4, 4)};
+  static const char* const kNames[] = {kTrainLabels, kTrainImages};
   static const FuzzFolder folder;
   if (size == 0) return 0;
-  const bool is_images = (data[0] & 1) != 0;
-  folder.write(kTrainImages, idx_images(3, 4, 4));
-  folder.write(kTrainLabels, idx_labels(3));
-  folder.write(is_images ? kTrainImages : kTrainLabels, text_of(data + 1, size - 1));
+  const std::size_t which = data[0] & 1;
+  folder.write(kNames[which], text_of(data + 1, size - 1));
+  folder.write(kNames[1 - which], kWhole[1 - which]);
   allow_errors([] {
     const auto images = open_idx_images(folder.path(), true, 10);
     images->load({0, images->size() - 1});
