@@ -152,6 +152,11 @@ TEST(IdxFiles, CorruptCompressedDataIsNamed) {
   write_plain(path, whole.substr(0, whole.size() / 2));
   EXPECT_NE(message_of(folder.path().string()).find("the file ends"), std::string::npos);
 
+  for (std::size_t cut = 1; cut <= 8; ++cut) {  // in the checksum and the length at its end
+    write_plain(path, whole.substr(0, whole.size() - cut));
+    EXPECT_NE(message_of(folder.path().string()).find("cut at its end"), std::string::npos) << cut;
+  }
+
   write_plain(path, whole);
   EXPECT_EQ(message_of(folder.path().string()), "(no DataError)");
 }
