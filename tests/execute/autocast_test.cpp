@@ -4,7 +4,12 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
+#include <unistd.h>
+
+#include <cstdio>
+#include <cstdlib>
 #include <stdexcept>
+#include <string>
 
 #include <headroom/core/error.h>
 #include <headroom/core/runtime.h>
@@ -97,6 +102,33 @@ TEST(ChooseHalfPrecision, AsksTheProcessor) {
   EXPECT_FALSE(choose_half_precision(torch::kCPU, torch::kHalf).autocast);
   EXPECT_TRUE(choose_half_precision(torch::Device("cuda:0"), torch::kHalf).autocast);
   EXPECT_NE(bf16.reason.find("bf16"), std::string::npos);
+}
+
+// What is set while a program is loaded can be seen in another one alone.
+TEST(LibraryTuningChild, DISABLED_Prints) {
+  const char* isa = std::getenv("ONEDNN_MAX_CPU_ISA");
+  std::printf("tuning isa=%s\n", isa == nullptr ? "none" : isa);
+}
+
+TEST(LibraryTuning, TheEnvironmentDecidesAndSwitchesItOff) {
+  const auto isa_under = [](const std::string& variables) {
+    const std::string command =
+        "env -u ONEDNN_MAX_CPU_ISA -u HEADROOM_TUNE_LIBRARIES " + variables + " /proc/" +
+        std::to_string(::getpid()) +
+        "/exe --gtest_also_run_disabled_tests --gtest_filter=LibraryTuningChild.DISABLED_Prints";
+    FILE* child = ::popen(command.c_str(), "r");
+    std::string output;
+    for (char line[512]; child != nullptr && std::fgets(line, sizeof line, child) != nullptr;)
+      output += line;
+    EXPECT_EQ(child == nullptr ? -1 : ::pclose(child), 0);
+    const std::size_t begin = output.find("isa=");
+    if (begin == std::string::npos) return output;
+    return output.substr(begin + 4, output.find('\n', begin) - begin - 4);
+  };
+  EXPECT_EQ(isa_under(""), "AVX512_CORE_BF16");
+  EXPECT_EQ(isa_under("ONEDNN_MAX_CPU_ISA=AVX2"), "AVX2");
+  EXPECT_EQ(isa_under("HEADROOM_TUNE_LIBRARIES=0"), "none");
+  EXPECT_EQ(isa_under("HEADROOM_TUNE_LIBRARIES=1"), "AVX512_CORE_BF16");
 }
 
 }  // namespace
