@@ -84,7 +84,16 @@ int finish(const headroom::Command& command) {
     return fail(error.code().message() + ": " + headroom::shown_path(error.path1().string()),
                 ExitCode::kData);
   } catch (const c10::Error& error) {
-    return fail(error.what_without_backtrace(), ExitCode::kInternal);
+    const std::string message = error.what_without_backtrace();
+    // Sizes and batch are the user's choice, and a model's batch norms see them first.
+    if (message.find("more than 1 value per channel when training") != std::string::npos) {
+      return fail(
+          "a BatchNorm of this model sees one pixel of one sample and cannot normalise it: give "
+          "micro-batches of 2 samples or more (--per_device_train_batch_size, and "
+          "--dataloader_drop_last where one sample is left over), or larger images",
+          ExitCode::kConfig);
+    }
+    return fail(message, ExitCode::kInternal);
   } catch (const std::exception& error) {
     if (headroom::standard_output_failed())
       return fail(std::string("standard output cannot be written: ") + error.what(),

@@ -320,6 +320,19 @@ TEST_F(CommandsTest, AMaskedLanguageModelReadsTextByBytesAndResumesWithTheSameBi
   EXPECT_EQ(run_program(sampling, folder_).exit_code, 2) << "it continues no text";
 }
 
+// NiN halves 4x4 pixels twice, and its last BatchNorm sees one per sample.
+TEST_F(CommandsTest, AModelThatCannotTrainOnOneSampleIsNoDefect) {
+  for (const char* command : {"train", "plan"}) {
+    const Outcome one =
+        run_program({command, "--model", "nin", "--model_config", "rows=4,columns=4,width=4",
+                     "--dataset", "synthetic", "--max_steps", "1", "--per_device_train_batch_size",
+                     "1", "--memory_budget", "64MiB", "--output_dir", folder_ / "out"},
+                    folder_);
+    EXPECT_EQ(one.exit_code, 2) << one.err;
+    EXPECT_NE(one.err.find("--per_device_train_batch_size"), std::string::npos) << one.err;
+  }
+}
+
 TEST_F(CommandsTest, CompareTrainsEveryVariantOnTheSameSamples) {
   const Outcome outcome =
       run_program({"compare", "--model_config", "hidden=8", "--dataset", "synthetic",
