@@ -24,8 +24,9 @@ class BadDataTest : public BadInputTest {
   }
   // Bad samples are found when they are loaded, and the state before them is saved: the last line
   // says what is wrong.
-  void expect_fails(const std::vector<BadInput>& all) const {
+  void expect_fails(const std::vector<BadInput>& all) {
     for (const BadInput& bad : all) {
+      ++num_inputs_;
       const Outcome outcome = run_program(bad.arguments, folder_);
       EXPECT_EQ(outcome.exit_code, bad.exit_code) << outcome.err;
       const std::size_t last = outcome.err.rfind('\n', outcome.err.size() - 2);

@@ -59,7 +59,8 @@ class BadInputTest : public ::testing::Test {
     EXPECT_EQ(files_in(folder_.path() / "out"), before) << "files were left or changed";
   }
 
-  static void check(const BadInput& bad, const Outcome& outcome) {
+  void check(const BadInput& bad, const Outcome& outcome) {
+    ++num_inputs_;
     std::string command;
     for (const std::string& word : bad.arguments) command += " " + word;
     EXPECT_EQ(outcome.exit_code, bad.exit_code) << command << "\n" << outcome.err;
@@ -71,7 +72,10 @@ class BadInputTest : public ::testing::Test {
     EXPECT_EQ(outcome.out, "") << command;
   }
 
+  void TearDown() override { RecordProperty("inputs", num_inputs_); }
+
   TemporaryFolder folder_;
+  int num_inputs_ = 0;
 };
 
 }  // namespace headroom::testing
