@@ -154,7 +154,8 @@ TEST(IdxFiles, CorruptCompressedDataIsNamed) {
 
   for (std::size_t cut = 1; cut <= 8; ++cut) {  // in the checksum and the length at its end
     write_plain(path, whole.substr(0, whole.size() - cut));
-    EXPECT_NE(message_of(folder.path().string()).find("cut at its end"), std::string::npos) << cut;
+    const std::string message = message_of(folder.path().string());
+    EXPECT_NE(message.find("cut at its end"), std::string::npos) << cut << ": " << message;
   }
 
   write_plain(path, whole);
