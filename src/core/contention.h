@@ -24,13 +24,14 @@ struct ContentionWindow {
 /// Decides from what is measured, window by window, how threads should wait, and where. Begins with
 /// spinning on all cores.
 /// - Threads sleep after two windows that lost much, or after half a second that lost some: every
-///   system has short work of its own. While they sleep, the time that they stand in line
-///   says little, because waking up is part of it; so the only way to find out is to spin for a
-///   while, at intervals that double up to 16 s while the machine stays busy.
-/// - Where others want half of the cores or more, threads gather on those that remain: a thread
-/// that
-///   shares its core with a stranger holds up all others at the end of every loop. Then the cores
-///   that were left to others tell when those have gone.
+///   system has short work of its own. While they sleep, the time that they stand in line says
+///   little, because waking up is part of it; so the only way to find out is to spin for a while,
+///   at intervals that double up to 16 s while the machine stays busy.
+/// - Where others had half of the cores or more while our threads spun, and so competed for them,
+///   threads gather on those that remain: a thread that shares its core with a stranger holds up
+///   all others at the end of every loop. Then the cores that were left to others tell when those
+///   have gone. What others use while our threads sleep says little: work of low priority takes
+///   all that is free.
 class ContentionPolicy {
  public:
   using Duration = ContentionWindow::Duration;

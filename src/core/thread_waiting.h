@@ -8,7 +8,7 @@ namespace headroom {
 /// cores, and many times slower than sleeping where other work wants the same cores: a thread that
 /// spins takes the core from the one that it waits for. So a thread of this process looks every 50
 /// ms at how long our threads stood in line for a core that another process had, and lets them
-/// sleep while that is more than a tenth of the time; from time to time it tries spinning again.
+/// sleep where that is much (core/contention.h has the rule); from time to time it tries again.
 /// Where others keep half of the cores busy or more, threads also gather on those that remain,
 /// until the others have gone. Threads are as many as ever, so that the numbers do not depend on
 /// it.

@@ -71,7 +71,8 @@ class GzReader {
 
  private:
   // A gzip file ends with its checksum and, modulo 2^32, the number of bytes that it holds. zlib
-  // checks both where they are there, and does not mind where they are cut off.
+  // checks both where they are there, and does not mind where they are cut off. A file of several
+  // parts, each with an end of its own, is refused as well: data sets are not packed so.
   bool ends_with_its_length() const {
     if (gzdirect(file_) != 0) return true;  // it is not compressed
     std::array<std::uint8_t, 4> end{};
