@@ -196,20 +196,22 @@ struct StagePair {
   StageCosts grads_preallocated;
   bool hands_on = false;                       // some memory of the input is memory of the output
   std::vector<InputGradient> input_gradients;  // as the first run had them; empty: none yet
-  Tensors outputs;  // where they take no memory, so that equal stages need not run at all
+  std::string output_shapes;
+  Tensors outputs;  // where they take no memory
 };
 
 class ChainProfiler {
  public:
   ChainProfiler(const Chain& chain, const MicroBatch& micro, std::optional<at::ScalarType> half,
                 std::optional<at::ScalarType> compute, const std::function<void()>& between_runs,
-                const std::function<void(std::size_t)>& before_stage)
+                const std::function<void(std::size_t)>& before_stage, const ChainProfile* counted)
       : chain_(chain),
         micro_(micro),
         half_(half),
         compute_(compute),
         between_runs_(between_runs),
         before_stage_(before_stage),
+        counted_(counted),
         clean_(chain.parameters()),
         has_memory_(!micro.inputs.at(0).is_meta()),
         first_trained_(first_trained_stage(chain)) {
@@ -236,7 +238,6 @@ class ChainProfiler {
     Makers makers;
     for (std::size_t i = 0; i < chain_.size(); ++i) {
       between_runs_();
-      if (before_stage_) before_stage_(i);
       Stage& stage = chain_.stage(i);
       std::string key = stage.kind();
       if (!key.empty())
@@ -245,12 +246,13 @@ class ChainProfiler {
       const auto found = key.empty() ? known.end() : known.find(key);
       const bool is_known = found != known.end();
       StagePair pair = is_known ? found->second : StagePair{};
-      // Shapes alone are those of the stage of this kind before: in memory they would be others.
-      const bool is_copy = is_known && !has_memory_ && !pair.hands_on;
-      Tensors outputs = is_copy    ? pair.outputs
+      const bool is_copy = is_known && !pair.hands_on && can_stand_for_outputs(inputs, pair);
+      if (!is_copy && before_stage_) before_stage_(i);
+      Tensors outputs = is_copy    ? (has_memory_ ? inputs : pair.outputs)
                         : is_known ? run_once(i, inputs)
                                    : measure_stage(i, inputs, pair);
       if (!is_known) {
+        pair.output_shapes = shapes_text(outputs);
         if (!has_memory_) pair.outputs = outputs;
         ++profile.num_distinct;
         if (!key.empty()) known[key] = pair;
@@ -271,6 +273,17 @@ class ChainProfiler {
   }
 
  private:
+  // Whether a stage that is measured already need not run again. What the stages behind it are
+  // given must have the shapes of its outputs, and nobody minds the values: the inputs will do, if
+  // their memory does not stay for ever.
+  bool can_stand_for_outputs(const Tensors& inputs, const StagePair& known) const {
+    if (!has_memory_) return true;
+    const std::set<const void*> storages = storages_of(inputs);
+    return shapes_text(inputs) == known.output_shapes &&
+           std::none_of(storages.begin(), storages.end(),
+                        [&](const void* storage) { return resident_.count(storage) != 0; });
+  }
+
   // Memory that the output has from the input stays for as long as the boundary holds it, however
   // little of it the output reads. Returns who made the memory of the output.
   Makers add_carried(int number, const Tensors& outputs, const Makers& makers, StagePair& pair) {
@@ -423,9 +436,38 @@ class ChainProfiler {
     return last ? Tensors{} : run_once(index, inputs);
   }
 
+  // Where bytes are known, one run of a stage that takes long tells its times. False when it does
+  // not fit.
+  bool measure_times(std::size_t index, const Tensors& inputs, const std::vector<Shape>& shapes,
+                     int option, StagePair& pair) {
+    const StageCosts& known = counted_->grads_unallocated.stages[index];
+    StageOption unallocated = known.options[static_cast<std::size_t>(option)];
+    StageOption preallocated;
+    try {
+      for (at::Tensor& parameter : parameters_of(index))
+        parameter.mutable_grad() = torch::zeros_like(parameter);
+      std::int64_t none = 0;
+      preallocated = measure_run(index, inputs, shapes, option, pair.input_gradients, &none);
+    } catch (const c10::OutOfMemoryError&) {
+      release_failed_backward();
+      return false;
+    }
+    unallocated.forward_ns = preallocated.forward_ns;
+    unallocated.backward_ns = preallocated.backward_ns;
+    pair.grads_unallocated.param_grad_bytes = known.param_grad_bytes;
+    pair.grads_unallocated.options.push_back(unallocated);
+    pair.grads_preallocated.options.push_back(preallocated);
+    return true;
+  }
+
   void measure_option(std::size_t index, const Tensors& inputs, const std::vector<Shape>& shapes,
                       int option, StagePair& pair) {
+    constexpr std::int64_t kLongNs = 10'000'000;
     clean_.clear();
+    if (counted_ != nullptr && pair.grads_unallocated.forward_ns > kLongNs) {
+      if (measure_times(index, inputs, shapes, option, pair)) return;
+      clean_.clear();
+    }
     StageOption unallocated;
     StageOption preallocated;
     try {
@@ -517,6 +559,7 @@ class ChainProfiler {
   std::optional<at::ScalarType> compute_;
   const std::function<void()>& between_runs_;
   const std::function<void(std::size_t)>& before_stage_;
+  const ChainProfile* counted_;  // null: bytes are not known
   CleanGradients clean_;
   bool has_memory_;  // false: on the meta device, for bytes alone
   std::size_t first_trained_;
@@ -539,10 +582,11 @@ std::optional<ChainProfile> profile_chain(const Chain& chain, const MicroBatch& 
                                           std::optional<at::ScalarType> half,
                                           std::optional<at::ScalarType> compute,
                                           const std::function<void()>& between_runs,
-                                          const std::function<void(std::size_t)>& before_stage) {
+                                          const std::function<void(std::size_t)>& before_stage,
+                                          const ChainProfile* counted) {
   const RandomStateScope same_random_state(RandomState::capture());
   try {
-    return ChainProfiler(chain, micro, half, compute, between_runs, before_stage).run();
+    return ChainProfiler(chain, micro, half, compute, between_runs, before_stage, counted).run();
   } catch (const c10::OutOfMemoryError&) {
     release_failed_backward();
     return std::nullopt;

@@ -34,12 +34,15 @@ struct ChainProfile {
 /// fit under the meter's cap. With chain and micro-batch on the meta device bytes are counted and
 /// nothing is timed; only some operators run, alone (CountOnlyScope). `between_runs` is called
 /// before each stage and option; whatever it throws ends the measuring. `before_stage`, where it is
-/// set, brings a stage's weights into memory.
+/// set, brings the weights of a stage that is run into memory; equal stages mostly are not.
+/// `counted`, where it is not null, has the bytes of the same micro-batch by count_chain(), and is
+/// known to be right: long stages are then run half as often.
 std::optional<ChainProfile> profile_chain(
     const Chain& chain, const MicroBatch& micro, std::optional<at::ScalarType> half = std::nullopt,
     std::optional<at::ScalarType> compute = std::nullopt,
     const std::function<void()>& between_runs = [] {},
-    const std::function<void(std::size_t stage)>& before_stage = {});
+    const std::function<void(std::size_t stage)>& before_stage = {},
+    const ChainProfile* counted = nullptr);
 
 /// The bytes of `num_samples` samples, counted on the meta device without running anything: those
 /// that would be measured, but for a few bytes more that are left for scalars. `like` is any

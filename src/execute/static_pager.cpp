@@ -358,7 +358,7 @@ DiskSpeed StaticPager::measure_disk() {
 
 StagewiseScope::StagewiseScope(StaticPager* pager, std::size_t num_stages)
     : pager_(pager != nullptr && pager->is_active() ? pager : nullptr) {
-  if (pager_ != nullptr) pager_->start(forward_steps(pager_->units(), num_stages));
+  if (pager_ != nullptr) steps_ = forward_steps(pager_->units(), num_stages);
 }
 
 StagewiseScope::~StagewiseScope() {
@@ -366,7 +366,9 @@ StagewiseScope::~StagewiseScope() {
 }
 
 void StagewiseScope::before(std::size_t stage) {
-  if (pager_ != nullptr) pager_->before(stage);
+  if (pager_ == nullptr) return;
+  pager_->start({steps_.at(stage)});  // which drops what the stage before has read
+  pager_->before(0);
 }
 
 }  // namespace headroom

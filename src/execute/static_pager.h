@@ -111,7 +111,7 @@ class StaticPager {
   std::optional<PageWalk> walk_;
 };
 
-/// Where no other plan is: every stage's weights come before it is run and go after it.
+/// Where no other plan is: a stage's weights come before it is run and go before the next one is.
 class StagewiseScope {
  public:
   /// Does nothing with a pager that is null or inactive.
@@ -119,10 +119,12 @@ class StagewiseScope {
   ~StagewiseScope();
   StagewiseScope(const StagewiseScope&) = delete;
   StagewiseScope& operator=(const StagewiseScope&) = delete;
+  /// Of any stages, in any order.
   void before(std::size_t stage);
 
  private:
   StaticPager* pager_;
+  std::vector<PageStep> steps_;  // by stage
 };
 
 }  // namespace headroom

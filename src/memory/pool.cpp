@@ -273,7 +273,9 @@ void BlockPool::keep_within_high_water() {
       std::int64_t{4} << 20;  // keeps tiny programs from giving back and asking again
   constexpr std::int64_t kAtLeastBytes = std::int64_t{1}
                                          << 20;  // a system call should be worth its while
-  const std::int64_t allowed = high_water_bytes_ + high_water_bytes_ * 6 / 100 + kSlackBytes;
+  constexpr std::int64_t kMostUnused = std::int64_t{32} << 20;
+  const std::int64_t allowed =
+      high_water_bytes_ + std::min(high_water_bytes_ * 6 / 100, kMostUnused) + kSlackBytes;
   const std::int64_t resident = small_.resident_bytes() + large_.resident_bytes();
   if (resident > allowed) large_.give_back(std::max(resident - allowed, kAtLeastBytes));
 }

@@ -79,8 +79,8 @@ class Heap {
 };
 
 /// Pools freed blocks so that resident memory follows the live bytes' high-water mark: pages of
-/// free blocks go back to the system before the pool would hold more than 6% beyond that mark. Not
-/// thread-safe.
+/// free blocks go back to the system before the pool would hold more than 6%, or 32 MiB, beyond
+/// that mark. Not thread-safe.
 class BlockPool {
  public:
   /// Null when the system is out of memory. `live_bytes` is what callers hold, this request

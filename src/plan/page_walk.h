@@ -62,6 +62,8 @@ class PageWalk {
   PageMoves before(std::size_t step);
   /// Of all pages, during the step that before() was called for last.
   std::int64_t resident_bytes() const { return resident_bytes_; }
+  /// The same for one page. No other page has a part in it.
+  bool is_in_memory(std::size_t page) const { return pages_[page].place != Place::kDisk; }
 
   /// Whether weights or state were changed and are not known to be on disk, where they are paged.
   bool has_unwritten() const;

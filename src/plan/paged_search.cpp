@@ -13,8 +13,6 @@ namespace {
 
 // Micro-batches between the first and the last are alike: one of them is walked for all.
 constexpr std::int64_t kMostWalked = 3;
-// A plan is walked for each group of pages that may stay resident.
-constexpr std::size_t kMostGroups = 96;
 
 // The operations of `num_steps` micro-batches of this schedule.
 std::vector<PageStep> operations_of(const PagedRequest& request, const Schedule& schedule,
@@ -76,6 +74,47 @@ std::vector<Page> by_traffic(const PagedRequest& request, UpdateTime updates,
                    [&](const Page& a, const Page& b) { return moves(a) > moves(b); });
   return pages;
 }
+
+// The most bytes that steps need, as more and more pages stay resident. When a page is in memory
+// does not depend on other pages, so that two walks tell it for all of them.
+class PagePeaks {
+ public:
+  // Nothing may be resident yet.
+  PagePeaks(const PagingPlan& paging, const std::vector<PageStep>& steps)
+      : units_(paging.units), bytes_(steps.size()), is_added_(steps.size()) {
+    PagingPlan resident = paging;
+    resident.is_paged.assign(units_.size(), {});
+    PageWalk as_paged(paging, steps), as_resident(resident, steps);
+    for (std::size_t i = 0; i < steps.size(); ++i) {
+      as_paged.before(i);
+      as_resident.before(i);
+      bytes_[i] = as_paged.resident_bytes() + steps[i].peak_bytes;
+      is_added_[i].resize(units_.size() * kNumPageKinds);
+      for (std::size_t page = 0; page < is_added_[i].size(); ++page)
+        is_added_[i][page] = as_resident.is_in_memory(page) && !as_paged.is_in_memory(page);
+    }
+  }
+
+  bool fits_with(const Page& page, std::int64_t most_bytes) const {
+    const std::int64_t most_before = most_bytes - units_[page.unit].bytes_of(page.kind);
+    for (std::size_t i = 0; i < bytes_.size(); ++i) {
+      if (bytes_[i] > (is_added_[i][page.index()] ? most_before : most_bytes)) return false;
+    }
+    return true;
+  }
+
+  void keep(const Page& page) {
+    for (std::size_t i = 0; i < bytes_.size(); ++i) {
+      if (is_added_[i][page.index()]) bytes_[i] += units_[page.unit].bytes_of(page.kind);
+    }
+  }
+
+ private:
+  const std::vector<PageUnit>& units_;
+  std::vector<std::int64_t> bytes_;  // by step
+  std::vector<std::vector<bool>>
+      is_added_;  // by step and page: a resident one is there in addition
+};
 
 class PagedSize {
  public:
@@ -209,16 +248,19 @@ class PagedSize {
   }
 
   void keep_resident(PagingPlan& paging, const Steps& steps) const {
-    const std::vector<Page> pages = by_traffic(request_, paging.updates, num_steps_);
-    const std::size_t group = pages.size() / kMostGroups + 1;
-    for (std::size_t first = 0; first < pages.size(); first += group) {
-      const auto before = paging.is_paged;
-      for (std::size_t i = first; i < std::min(first + group, pages.size()); ++i) {
-        // The steps of a state that passes in pieces know of it.
-        if (pages[i].kind == PageKind::kState && paging.streams(pages[i].unit)) continue;
-        paging.is_paged[pages[i].unit][static_cast<std::size_t>(pages[i].kind)] = false;
-      }
-      if (!fits(walk(paging, steps))) paging.is_paged = before;
+    std::vector<PagePeaks> peaks{{paging, steps.most}};
+    // The last update of a run has no forward after it.
+    if (paging.updates == UpdateTime::kInNextForward)
+      peaks.emplace_back(paging, update_steps(paging, 0));
+    const std::int64_t most_bytes = request_.budget_bytes - request_.resident_bytes;
+    for (const Page& page : by_traffic(request_, paging.updates, num_steps_)) {
+      // The steps of a state that passes in pieces know of it.
+      if (page.kind == PageKind::kState && paging.streams(page.unit)) continue;
+      if (!std::all_of(peaks.begin(), peaks.end(),
+                       [&](const PagePeaks& each) { return each.fits_with(page, most_bytes); }))
+        continue;
+      for (PagePeaks& each : peaks) each.keep(page);
+      paging.is_paged[page.unit][static_cast<std::size_t>(page.kind)] = false;
     }
   }
 

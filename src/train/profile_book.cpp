@@ -19,6 +19,7 @@
 #include <chrono>
 #include <filesystem>
 #include <iterator>
+#include <limits>
 #include <sstream>
 #include <utility>
 
@@ -110,9 +111,12 @@ bool ProfileBook::measure(std::int64_t num_samples) {
     const MicroBatch micro = load_(num_samples);
     load_ns_[num_samples] =
         std::chrono::duration_cast<std::chrono::nanoseconds>(DeviceClock::now() - start).count();
+    // What is counted has been compared with what was measured at another size.
+    const ChainProfile* bytes = measured_.empty() ? nullptr : counted(num_samples);
     StagewiseScope weights(pager_, chain_.size());
-    profile = profile_chain(chain_, micro, half_, compute_, throw_if_stopped,
-                            [&](std::size_t stage) { weights.before(stage); });
+    profile = profile_chain(
+        chain_, micro, half_, compute_, throw_if_stopped,
+        [&](std::size_t stage) { weights.before(stage); }, bytes);
   } catch (const c10::OutOfMemoryError&) {
     profile.reset();
   }
@@ -169,11 +173,19 @@ std::int64_t ProfileBook::measure_smallest() {
 
 void ProfileBook::explore(std::int64_t num_samples) {
   constexpr double kAlwaysAffordableSeconds = 0.5;
+  // A sample of a micro-batch that is twice as large takes this part of its time or more: from
+  // there on times are on a line.
+  constexpr double kNoFaster = 0.97;
+  double seconds_before = std::numeric_limits<double>::infinity();  // of an update
   for (std::int64_t size = measure_smallest(); size < num_samples; size *= 2) {
     if (!measure(size)) return;
     const double update_seconds = step_seconds(measured_.at(size)) *
                                   static_cast<double>(num_samples) / static_cast<double>(size);
-    if (size >= 4 && seconds_ > std::max(update_seconds, kAlwaysAffordableSeconds)) return;
+    const bool knows_enough = size >= 4 && seconds_ > update_seconds;
+    const bool knows_line =
+        (size >= 4 || can_count_) && update_seconds > kNoFaster * seconds_before;
+    if (seconds_ > kAlwaysAffordableSeconds && (knows_enough || knows_line)) return;
+    seconds_before = update_seconds;
   }
   measure(num_samples);
 }

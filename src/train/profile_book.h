@@ -39,8 +39,9 @@ class ProfileBook {
   /// said not to fit.
   std::int64_t measure_smallest();
 
-  /// Measures a few sizes up to `num_samples`, doubling from the smallest, until a whole update's
-  /// worth of time was spent or a size does not fit.
+  /// Measures a few sizes up to `num_samples`, doubling from the smallest, until samples of a
+  /// larger micro-batch are no faster, a whole update's worth of time was spent, or a size does not
+  /// fit.
   void explore(std::int64_t num_samples);
 
   bool is_measured(std::int64_t num_samples) const { return measured_.count(num_samples) != 0; }
