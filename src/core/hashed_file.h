@@ -1,6 +1,7 @@
 #pragma once
 
 #include "core/hash.h"
+#include "core/mapped_pages.h"
 #include "core/output_file.h"
 
 #include <cstdint>
@@ -23,8 +24,10 @@ class HashedFile {
       : file_(std::move(path), fail) {}
 
   void write(const void* data, std::size_t num_bytes) {
-    file_.write(data, num_bytes);
-    hash_.update(data, num_bytes);
+    for_each_mapped_piece(data, num_bytes, [&](const void* piece, std::size_t size) {
+      file_.write(piece, size);
+      hash_.update(piece, size);
+    });
     num_bytes_ += static_cast<std::int64_t>(num_bytes);
   }
   void write(std::string_view text) { write(text.data(), text.size()); }

@@ -1,6 +1,7 @@
 #pragma once
 
 #include "core/hash.h"
+#include "core/mapped_pages.h"
 
 #include <ATen/core/Tensor.h>
 
@@ -30,7 +31,8 @@ inline std::uint64_t value_hash(const at::Tensor& tensor) {
 /// Adds the values of a tensor, in the order of its dimensions, to a SHA-256.
 inline void add_values(Sha256& hash, const at::Tensor& tensor) {
   const at::Tensor bytes = tensor.detach().cpu().contiguous();
-  hash.update(bytes.data_ptr(), bytes.nbytes());
+  for_each_mapped_piece(bytes.data_ptr(), bytes.nbytes(),
+                        [&](const void* data, std::size_t size) { hash.update(data, size); });
 }
 
 }  // namespace headroom

@@ -84,8 +84,10 @@ void for_each_piece(const at::Tensor& tensor, const Body& body) {
       tensor.is_contiguous() || tensor.dim() == 0 ? tensor.reshape({-1}) : tensor;
   const auto row_bytes = static_cast<std::int64_t>(rows.nbytes()) / rows.size(0);
   const std::int64_t step = std::max<std::int64_t>(1, kPieceBytes / row_bytes);
-  for (std::int64_t row = 0; row < rows.size(0); row += step)
+  for (std::int64_t row = 0; row < rows.size(0); row += step) {
     body(rows.narrow(0, row, std::min(step, rows.size(0) - row)));
+    if (rows.is_cpu()) release_mapped_pages(rows.data_ptr());
+  }
 }
 
 bool is_plain(const at::Tensor& tensor) { return tensor.is_cpu() && tensor.is_contiguous(); }
@@ -259,7 +261,6 @@ void write_safetensors(HashedFile& file,
       part.dim() == 2 ? copy.t().copy_(part.t()) : copy.copy_(part);
       file.write(piece.data(), part.nbytes());
     });
-    if (tensor.numel() > 0) release_mapped_pages(tensor.data_ptr());
   }
 }
 

@@ -3,7 +3,7 @@
 #include <headroom/memory/meter.h>
 #include <headroom/train/trainer.h>
 #include "core/hash.h"
-#include "core/mapped_pages.h"
+#include "core/tensor_hash.h"
 
 #include <torch/torch.h>
 
@@ -89,11 +89,7 @@ TrainResults results_of(const RunSettings& settings, const Chain& chain, const R
 
 std::string weights_sha256(const Chain& chain) {
   Sha256 hash;
-  for (const at::Tensor& tensor : weights_of(chain)) {
-    const at::Tensor bytes = tensor.detach().cpu().contiguous();
-    hash.update(bytes.data_ptr(), bytes.nbytes());
-    release_mapped_pages(bytes.data_ptr());
-  }
+  for (const at::Tensor& tensor : weights_of(chain)) add_values(hash, tensor);
   return hash.hex_digest();
 }
 

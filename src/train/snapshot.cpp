@@ -7,7 +7,6 @@
 #include "core/hashed_file.h"
 #include "core/input_file.h"
 #include "core/log.h"
-#include "core/mapped_pages.h"
 #include "core/output_file.h"
 #include "model/safetensors_writer.h"
 #include "model/trained_weights.h"
@@ -80,10 +79,7 @@ class SavedWeights {
   void read() const {
     const torch::NoGradGuard no_grad;
     as_snapshot_error([&] {
-      for (const auto& [name, tensor] : tensors_) {
-        reader_->read(*reader_->find(name), tensor);
-        if (tensor.numel() > 0) release_mapped_pages(tensor.data_ptr());
-      }
+      for (const auto& [name, tensor] : tensors_) reader_->read(*reader_->find(name), tensor);
     });
   }
 
@@ -111,7 +107,6 @@ FileDigest write_optimizer(const fs::path& path, const torch::optim::Optimizer& 
   archive.save_to([&](const void* data, std::size_t num_bytes) {
     try {
       if (!error) file.write(data, num_bytes);
-      release_mapped_pages(data);
     } catch (...) {
       error = std::current_exception();
     }

@@ -13,6 +13,7 @@
 #include <cerrno>
 #include <csignal>
 #include <filesystem>
+#include <fstream>
 #include <memory>
 #include <string>
 #include <vector>
@@ -34,6 +35,13 @@ class Folder {
  private:
   fs::path path_;
 };
+
+// Of this process.
+std::int64_t resident_bytes() {
+  std::int64_t total = 0, resident = 0;
+  std::ifstream("/proc/self/statm") >> total >> resident;
+  return resident * ::sysconf(_SC_PAGESIZE);
+}
 
 std::vector<char> bytes_of(std::int64_t num_bytes, int seed) {
   std::vector<char> bytes(static_cast<std::size_t>(num_bytes));
@@ -145,6 +153,29 @@ TEST(SpillStore, AMappingIsTheSameBytesAndOutlivesTheStoresOwner) {
   store.reset();
   EXPECT_EQ(memory[0], written[0]);
   EXPECT_EQ(mapped_extent(c10::DataPtr()).num_bytes, 0);
+}
+
+// In the tests above and below a mapping is small. A model's embedding is not, and whoever hashes
+// or saves it must not bring all of it into memory, which no budget counts.
+TEST(SpillStore, OfAMappingThatIsReadInPiecesOnlyAFewAreInMemory) {
+  constexpr std::size_t kBytes = std::size_t{64} << 20;
+  constexpr std::int64_t kMostResident = std::int64_t{12} << 20;
+  const Folder folder;
+  const auto store = std::make_shared<SpillStore>(folder.path());
+  const c10::DataPtr mapping = SpillStore::map(store, store->reserve(kBytes));
+  const std::int64_t before = resident_bytes();
+  std::size_t num_seen = 0;
+  std::int64_t most = 0;
+  for_each_mapped_piece(mapping.get(), kBytes, [&](const void* data, std::size_t num_bytes) {
+    ASSERT_EQ(data, static_cast<const char*>(mapping.get()) + num_seen);
+    const auto* bytes = static_cast<const char*>(data);
+    EXPECT_EQ(std::count(bytes, bytes + num_bytes, 0), static_cast<std::int64_t>(num_bytes));
+    most = std::max(most, resident_bytes() - before);
+    num_seen += num_bytes;
+  });
+  EXPECT_EQ(num_seen, kBytes);
+  EXPECT_GT(most, 0);
+  EXPECT_LT(most, kMostResident);
 }
 
 TEST(SpillStore, AFailedTransferIsTheErrorOfWhoeverWaitsForIt) {
