@@ -25,7 +25,15 @@ def read(lines):
             curves[name] = []
         else:
             curves[name].append((100 * point[0] / plain[0], 100 * point[1] / plain[1]))
-    return {each: sorted(points) for each, points in curves.items()}
+    return {each: shown(points) for each, points in curves.items()}
+
+
+def shown(points):
+    """By memory: of equal plans the faster run, and none that takes twice as long as the whole module."""
+    fastest = {}
+    for share, time in points:
+        fastest[share] = min(time, fastest.get(share, time))
+    return sorted(point for point in fastest.items() if point[1] <= 200)
 
 
 def main():

@@ -18,6 +18,8 @@ from torch.utils.checkpoint import checkpoint, checkpoint_sequential
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "../../tests/model"))
 import script_models as own  # noqa: E402
 
+torch.set_num_threads(len(os.sched_getaffinity(0)))  # the default is half of them
+
 
 class Checkpointed(torch.nn.Module):
     def __init__(self, inner):
