@@ -7,7 +7,6 @@
 #include "core/hashed_file.h"
 #include "core/input_file.h"
 #include "core/log.h"
-#include "core/output_file.h"
 #include "model/safetensors_writer.h"
 #include "model/trained_weights.h"
 #include "train/position_text.h"
@@ -196,7 +195,6 @@ std::string save_snapshot(const std::string& output_dir, const Chain& chain,
     fs::create_directories(work);
     write_snapshot(work, sequence, chain, optimizer, position);
     replace_snapshot(work, folder);
-    sync_folder(output_dir, throw_as<SnapshotError>);
   } catch (const std::exception& error) {
     std::error_code ignored;
     fs::remove_all(work, ignored);

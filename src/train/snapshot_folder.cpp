@@ -32,6 +32,7 @@ constexpr const char* kList = "checksums.sha256";
 constexpr const char* kWork = ".tmp";
 constexpr const char* kAside = ".aside";
 constexpr std::int64_t kMostListBytes = 1 << 20;
+constexpr unsigned kExchange = 2;  // RENAME_EXCHANGE, which older headers lack
 
 [[noreturn]] void fail(const std::string& path, const std::string& what) {
   throw SnapshotError(fmt::format("{}: {}", shown_path(path), what));
@@ -200,18 +201,21 @@ void replace_snapshot(const std::string& work_folder, const std::string& folder)
   const auto check = [&](int result) {
     if (result != 0) fail(folder, fmt::format("cannot be written: {}", std::strerror(errno)));
   };
-  if (!path_exists(folder)) return check(::rename(work_folder.c_str(), folder.c_str()));
-  constexpr unsigned kExchange = 2;  // RENAME_EXCHANGE
-  if (::syscall(SYS_renameat2, AT_FDCWD, work_folder.c_str(), AT_FDCWD, folder.c_str(),
-                kExchange) == 0) {
-    remove_stale(work_folder);
-    return;
+  const std::string output_dir = fs::path(folder).parent_path().string();
+  std::optional<std::string> stale;
+  if (!path_exists(folder)) {
+    check(::rename(work_folder.c_str(), folder.c_str()));
+  } else if (::syscall(SYS_renameat2, AT_FDCWD, work_folder.c_str(), AT_FDCWD, folder.c_str(),
+                       kExchange) == 0) {
+    stale = work_folder;
+  } else {
+    stale = fmt::format("{}/.{}{}", output_dir, fs::path(folder).filename().string(), kAside);
+    check(::rename(folder.c_str(), stale->c_str()));
+    check(::rename(work_folder.c_str(), folder.c_str()));
   }
-  const std::string aside = fs::path(folder).parent_path() /
-                            fmt::format(".{}{}", fs::path(folder).filename().string(), kAside);
-  check(::rename(folder.c_str(), aside.c_str()));
-  check(::rename(work_folder.c_str(), folder.c_str()));
-  remove_stale(aside);
+  // Before the old one goes: the disk may take the removal first otherwise.
+  sync_folder(output_dir, throw_as<SnapshotError>);
+  if (stale) remove_stale(*stale);
 }
 
 void remove_snapshot(const std::string& folder) {

@@ -45,7 +45,8 @@ struct FoundSnapshot {
 std::vector<FoundSnapshot> find_snapshots(const std::string& output_dir);
 
 /// Puts the work folder into the place of `folder`, in one step where the system can. At every
-/// moment the old snapshot or the new one is there, or is brought back by remove_stale_snapshots().
+/// moment the old snapshot or the new one is there, or is brought back by remove_stale_snapshots(),
+/// also on the disk: the old one is removed when that has the new name.
 void replace_snapshot(const std::string& work_folder, const std::string& folder);
 
 /// Removes a snapshot, so that no half of it is ever seen. What cannot be removed is a warning.
