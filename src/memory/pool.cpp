@@ -1,5 +1,7 @@
 #include "memory/pool.h"
 
+#include "memory/poison.h"
+
 #include <sys/mman.h>
 #include <sys/resource.h>
 #include <sys/sysinfo.h>
@@ -183,7 +185,8 @@ void Heap::mark_resident(const Block* block) {
 
 Block* Heap::allocate(std::size_t bytes) {
   if (bytes > (std::size_t{1} << (kNumMagnitudes - 2))) return nullptr;
-  const std::size_t size = std::max(round_up(bytes, sizeof(Block)) + sizeof(Block), kSmallestBlock);
+  const std::size_t size =
+      std::max(round_up(bytes + kGuardBytes, sizeof(Block)) + sizeof(Block), kSmallestBlock);
   Block* block = find(size);
   if (!block) {
     if (!reserve_arena(size)) return nullptr;
@@ -193,6 +196,7 @@ Block* Heap::allocate(std::size_t bytes) {
   if (block->size - size >= kSmallestBlock) {
     const std::size_t rest_size = block->size - size;
     block->size = size;
+    unpoison(block->after(), sizeof(Block));
     Block* rest = ::new (static_cast<void*>(block->after())) Block{};
     rest->size = rest_size;
     rest->before = block;
@@ -201,10 +205,13 @@ Block* Heap::allocate(std::size_t bytes) {
     link(rest);
   }
   mark_resident(block);
+  unpoison(block->data(), bytes);
+  poison(static_cast<char*>(block->data()) + bytes, block->size - sizeof(Block) - bytes);
   return block;
 }
 
 void Heap::release(Block* block) {
+  poison(block->data(), block->size - sizeof(Block));
   block->is_clean = false;
   Block* after = block->after();
   if (after->is_free) {

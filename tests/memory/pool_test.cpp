@@ -1,5 +1,6 @@
 // What the pool takes from the system beside the budget.
 #include "memory/pool.h"
+#include "memory/poison.h"
 
 #include <gtest/gtest.h>
 
@@ -54,6 +55,24 @@ TEST(Pool, RefusesABlockThatNoMemoryOfThisMachineCanHold) {
   Heap heap(64 * 1024 * kMiB);
   EXPECT_EQ(heap.allocate(std::size_t{1} << 45), nullptr);  // 32 TiB of address space are granted
   EXPECT_NE(heap.allocate(kMiB), nullptr);
+}
+
+// What tells an address sanitizer of a kernel that leaves its tensor.
+TEST(Pool, OnlyTheBytesOfLiveBlocksAreValidToASanitizer) {
+  if (kGuardBytes == 0) GTEST_SKIP() << "built without an address sanitizer";
+  Heap heap(64 * kMiB);
+  for (const std::size_t size : {1, 64, 100, 4096, 100'000}) {
+    Block* block = heap.allocate(size);
+    heap.allocate(64);  // what an overflow would reach
+    char* data = static_cast<char*>(block->data());
+    EXPECT_FALSE(is_poisoned(data)) << size;
+    EXPECT_FALSE(is_poisoned(data + size - 1)) << size;
+    EXPECT_TRUE(is_poisoned(data + size)) << size;
+    EXPECT_TRUE(is_poisoned(data + size + kGuardBytes - 1)) << size;
+    heap.release(block);
+    EXPECT_TRUE(is_poisoned(data)) << size;
+    EXPECT_TRUE(is_poisoned(data + size - 1)) << size;
+  }
 }
 
 }  // namespace
