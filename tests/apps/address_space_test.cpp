@@ -1,6 +1,7 @@
 // Limits of address space (ulimit -v) in which the libraries cannot start: one line and exit 4,
 // where OpenBLAS would try for ever and LibTorch would abort.
 #include "apps/program.h"
+#include "support/sanitizer.h"
 
 #include <gtest/gtest.h>
 
@@ -23,6 +24,7 @@ Outcome run_within(rlim_t address_space_bytes, const TemporaryFolder& folder) {
 }
 
 TEST(AddressSpace, ALimitIsRefusedBeforeTheLibrariesStartOrIsEnough) {
+  if (kHasSanitizer) GTEST_SKIP() << "a sanitizer takes more addresses than the limit";
   constexpr rlim_t kMiB = rlim_t{1} << 20;
   constexpr int kCannotBeLoaded = 127;  // the system's own refusal: the libraries are larger
   const TemporaryFolder folder;

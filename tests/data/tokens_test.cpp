@@ -74,6 +74,17 @@ TEST_F(TokensTest, RefusesFilesThatAreNotWhole) {
   EXPECT_THROW(open_text_file(folder_ + "/missing.txt"), DataError);
 }
 
+TEST_F(TokensTest, AFileThatShrinksWhileItIsReadIsAnErrorAndNoSignal) {
+  const std::string path = write("tokens.bin", std::string(100'000, 'a'));
+  const Tokens tokens = open_token_file(path), text = open_text_file(path);
+  std::filesystem::resize_file(path, 1000);
+  std::vector<std::int64_t> values(10);
+  tokens->read(490, 10, values.data());
+  EXPECT_EQ(values[9], 0x6161);
+  EXPECT_THROW(tokens->read(40'000, 10, values.data()), DataError);
+  EXPECT_THROW(text->read(40'000, 10, values.data()), DataError);
+}
+
 TEST_F(TokensTest, ReadsTextByBytes) {
   const std::string path = write("text.txt", "a\xc3\xa4\n");
   const std::vector<std::int64_t> expected{97, 0xc3, 0xa4, 10};

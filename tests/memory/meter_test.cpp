@@ -8,6 +8,7 @@
 #include <random>
 #include <thread>
 
+#include "support/sanitizer.h"
 #include "support/transformer.h"
 
 namespace headroom {
@@ -348,9 +349,7 @@ TEST(MeterChild, DISABLED_TransformerRun) {
 }
 
 TEST(MeterResidentTest, FollowsTheCountedPeakWithin10Percent) {
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-  GTEST_SKIP() << "a sanitizer's own memory is resident too";
-#endif
+  if (testing::kHasSanitizer) GTEST_SKIP() << "a sanitizer's own memory is resident too";
   const std::string command =
       "exec /proc/" + std::to_string(::getpid()) +
       "/exe --gtest_also_run_disabled_tests --gtest_filter=MeterChild.DISABLED_TransformerRun 2>&1";

@@ -1,6 +1,7 @@
 // What ends a run early loses nothing: stops, errors, evaluations that fail.
 #include <headroom/core/error.h>
 #include <headroom/memory/meter.h>
+#include <headroom/model/pretrained.h>
 #include <headroom/train/trainer.h>
 #include "core/log.h"
 
@@ -119,6 +120,9 @@ TEST_F(Interruption, AFinalEvaluationThatFailsLosesNothing) {
   EXPECT_EQ(results.at("global_step"), 6);
   EXPECT_EQ(results.at("weights_sha256"), train(arguments("whole")).weights_sha256);
   EXPECT_FALSE(results.contains("eval_loss"));
+  const Chain saved = chain_of(make_noisy_network(6));
+  load_weights(saved, folder_ / "failed");
+  EXPECT_EQ(results.at("weights_sha256"), weights_sha256(saved)) << "nor the model";
 }
 
 // Windows of 1 and of 4 micro-batches: in the one gradients appear in backward, in the other they

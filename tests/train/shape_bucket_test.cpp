@@ -104,6 +104,23 @@ TEST(ShapeBuckets, EachHasAPlanOfItsOwnAndNothingRunsOut) {
             1.02 * static_cast<double>(results.peak_memory_bytes));
 }
 
+// Planning measures, which starts the count of memory anew.
+TEST(ShapeBuckets, ThePeakOfARunIsNotForgottenWhereALaterBucketIsSmaller) {
+  set_log_quiet(true);
+  const ScratchFolder folder("bucket_peak");
+  RunCase run = kRun;
+  run.micro_batch = 4;
+  TrainingArguments arguments =
+      arguments_for(run, tight_budget(run, run.micro_batch, folder.path()), folder.path());
+  arguments.max_steps = 2;
+  const TrainResults results = train_varying(run, arguments, [](std::int64_t sample) {
+    return sample < kRun.global_batch ? kLongest : kLongest / 4;
+  });
+  EXPECT_EQ(results.num_plans, 2);
+  EXPECT_LE(static_cast<double>(results.predicted_peak_bytes),
+            1.02 * static_cast<double>(results.peak_memory_bytes));
+}
+
 TEST(ShapeBuckets, MaySplitTheGlobalBatchInTheirOwnWay) {
   set_log_quiet(true);
   const ScratchFolder folder("bucket_splits");
