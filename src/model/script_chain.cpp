@@ -27,10 +27,9 @@ using namespace torch::jit;
 class ModeScope {
  public:
   ModeScope(const Module& module, bool training) {
-    for (Module each : module.modules()) {
-      flags_.emplace_back(each, each.is_training());
-      each.train(training);
-    }
+    for (const Module& each : module.modules()) flags_.emplace_back(each, each.is_training());
+    // Sets the modules inside as well, and so only after all flags are known.
+    flags_.front().first.train(training);
   }
   ~ModeScope() {
     // train() sets the modules inside as well; they come later in the list and get their own then.

@@ -221,7 +221,7 @@ TEST_F(ScriptChain, EvaluationIsTheModelsAndLeavesItTraining) {
   chain.train(false);
   const std::vector<at::Tensor> results = Executor(chain).evaluate(micro);
   chain.train(true);
-  EXPECT_TRUE(module.is_training());
+  for (const torch::jit::Module& each : module.modules()) EXPECT_TRUE(each.is_training());
   module.eval();
   const at::Tensor scores = module.forward({micro.inputs[0]}).toTensor();
   module.train();
