@@ -119,8 +119,10 @@ class WorkCounter {
   static double product_work(c10::ArrayRef<const IValue> inputs, std::size_t first) {
     if (inputs.size() < first + 2 || !inputs[first].isTensor() || !inputs[first + 1].isTensor())
       return 0;
-    return static_cast<double>(inputs[first].toTensor().numel()) *
-           static_cast<double>(inputs[first + 1].toTensor().size(-1));
+    const at::Tensor &left = inputs[first].toTensor(), &right = inputs[first + 1].toTensor();
+    // What an operation of LibTorch's own hands on by moving it is not there to be looked at.
+    if (!left.defined() || !right.defined() || right.dim() == 0) return 0;
+    return static_cast<double>(left.numel()) * static_cast<double>(right.size(-1));
   }
 
   // Each place of the output, or of the input of a transposed one, meets every weight.
