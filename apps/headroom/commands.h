@@ -60,6 +60,9 @@ Task make_task(const TrainingArguments& arguments, std::int64_t num_local_ranks 
 /// another kind of model.
 std::optional<Task> make_uncapped_script_task(const TrainingArguments& arguments);
 
+/// The first samples of data, by which a TorchScript model is cut.
+MicroBatch first_samples(const Dataset& data);
+
 /// One subcommand: its flags, and what to do, as an exit code.
 using Command = std::function<int()>;
 Command add_train_command(CLI::App& app);

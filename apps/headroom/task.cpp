@@ -21,6 +21,7 @@
 #include <fmt/format.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <memory>
 #include <optional>
 
@@ -183,34 +184,74 @@ void check_script(const Chain& chain, const MicroBatch& samples) {
   }
 }
 
+// What a step takes, with the gradients of vectors alone: matrices that adapters freeze have none
+// in training either, and a budget for adapters need not hold them.
+class VectorsTrainedScope {
+ public:
+  explicit VectorsTrainedScope(const Chain& chain) {
+    const std::vector<at::Tensor> parameters = chain.parameters();
+    const auto is_vector = [](const at::Tensor& parameter) { return parameter.dim() < 2; };
+    if (std::none_of(parameters.begin(), parameters.end(), is_vector)) return;
+    for (const at::Tensor& parameter : parameters) {
+      if (!is_vector(parameter)) matrices_.push_back(parameter);
+    }
+    for (const at::Tensor& matrix : matrices_) matrix.requires_grad_(false);
+  }
+  ~VectorsTrainedScope() {
+    for (const at::Tensor& matrix : matrices_) matrix.requires_grad_(true);
+  }
+  VectorsTrainedScope(const VectorsTrainedScope&) = delete;
+  VectorsTrainedScope& operator=(const VectorsTrainedScope&) = delete;
+
+ private:
+  std::vector<at::Tensor> matrices_;
+};
+
+// The model as it is trained, of which each step was compared with the model as it was written.
+void prepare_script(Chain& chain, const TrainingArguments& arguments, const MicroBatch& samples) {
+  if (!arguments.trust_model) {
+    std::optional<VectorsTrainedScope> vectors;
+    if (arguments.lora_r > 0) vectors.emplace(chain);
+    check_script(chain, samples);
+  }
+  {
+    const OwnerScope owner(Owner::kWeights);
+    choose_trained_parameters(chain, arguments, {}, samples);
+  }
+  if (!arguments.trust_model && arguments.lora_r > 0) check_script(chain, samples);
+}
+
 Task make_script_task(const ScriptRequest& request, const TrainingArguments& arguments,
                       bool is_trained = true) {
   Task task;
   task.model.input = script_input(request.sizes);
   check_task(arguments, task.model.input);
   OpenedData data = open_data_for(task.model.input, arguments, is_trained);
-  // A batch norm needs more than one sample.
-  const std::vector<std::int64_t> first =
-      data.train->size() > 1 ? std::vector<std::int64_t>{0, 1} : std::vector<std::int64_t>{0};
-  const MicroBatch samples = data.train->load(first);
+  const MicroBatch samples = first_samples(*data.train);
   try {
-    const OwnerScope owner(Owner::kWeights);
-    task.model.chain = Chain::from_script(request.path, parse_loss(request.loss), samples);
-    task.model.chain.set_format(script_format(request));
+    {
+      const OwnerScope owner(Owner::kWeights);
+      task.model.chain = load_script(request, samples);
+    }
+    prepare_script(task.model.chain, arguments, samples);
   } catch (const OutOfBudget& error) {
     throw BudgetError(
         fmt::format("--memory_budget does not even hold the weights of {} and what "
                     "it computes of {} samples: {}",
                     request.path, samples.num_samples, error.what_without_backtrace()));
   }
-  if (!arguments.trust_model) check_script(task.model.chain, samples);
-  choose_trained_parameters(task.model.chain, arguments);
   task.arguments = arguments;
   take_data(std::move(data), task);
   return task;
 }
 
 }  // namespace
+
+MicroBatch first_samples(const Dataset& data) {
+  // A batch norm needs more than one.
+  return data.load(data.size() > 1 ? std::vector<std::int64_t>{0, 1}
+                                   : std::vector<std::int64_t>{0});
+}
 
 std::optional<Task> make_uncapped_script_task(const TrainingArguments& arguments) {
   const std::optional<ScriptRequest> script = requested_script(arguments);

@@ -4,6 +4,7 @@
 #include "core/input_file.h"
 #include "core/output_file.h"
 #include "launch.h"
+#include "model/script_folder.h"
 #include "report/json.h"
 #include "saved_model.h"
 #include "stop_signals.h"
@@ -79,7 +80,12 @@ void check_ranks(const RankEnvironment& ranks, const TrainingArguments& argument
 void save_merged(const TrainingArguments& arguments, const Task& task) {
   MemoryMeter::instance().set_cap(0);  // training is over, and the model is loaded once more
   const std::string folder = arguments.output_dir + "/merged";
-  save_pretrained(load_pretrained(arguments.output_dir).chain, folder);
+  TrainingArguments saved = arguments;
+  saved.model_name_or_path = arguments.output_dir;
+  const std::optional<ScriptRequest> script = requested_script(saved);
+  save_pretrained(script ? load_script(*script, first_samples(*task.train_data))
+                         : load_pretrained(arguments.output_dir).chain,
+                  folder);
   save_beside_model(task, folder);
 }
 

@@ -1,16 +1,12 @@
 #pragma once
 
-// A folder with adapters in PEFT's layout, as a model.
+// Models with adapters, beside what adapters.h gives.
 
-#include <headroom/model/chain.h>
+#include <headroom/model/adapters.h>
 
 #include <string>
 
 namespace headroom {
-
-/// The folder of the model that the adapters of `folder` are for. Throws DataError when there is
-/// none.
-std::string base_of_adapters(const std::string& folder);
 
 /// Trains the head beside the adapters: everything of it that a folder may lack.
 void train_head(const Chain& chain);
@@ -18,5 +14,13 @@ void train_head(const Chain& chain);
 /// Adds the folder's adapters to its base model, and merges them. Throws DataError, before weights
 /// are changed, when the files are malformed or the adapters are not those of the config.
 void load_and_merge_adapters(Chain& chain, const std::string& folder);
+
+/// add_adapters() for a chain that was cut from a TorchScript module. False, and nothing is done,
+/// where it was not.
+bool add_script_adapters(Chain& chain, const LoraConfig& lora, const std::string& base,
+                         const MicroBatch& example);
+
+/// load_and_merge_adapters() for such a chain, whose stages stay as they are.
+void merge_script_adapters(const Chain& chain, const std::string& folder);
 
 }  // namespace headroom

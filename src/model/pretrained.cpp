@@ -4,6 +4,7 @@
 #include <headroom/model/adapters.h>
 #include "core/input_file.h"
 #include "model/adapted_model.h"
+#include "model/adapter_folder.h"
 #include "model/family.h"
 #include "model/published.h"
 

@@ -5,7 +5,7 @@
 #include <headroom/model/pretrained.h>
 #include <headroom/model/safetensors.h>
 #include "core/hashed_file.h"
-#include "model/adapted_model.h"
+#include "model/adapter_folder.h"
 #include "model/published_parts.h"
 #include "model/safetensors_writer.h"
 

@@ -56,7 +56,7 @@ ZooModel load_requested_model(const TrainingArguments& arguments, const ModelHea
 }
 
 void choose_trained_parameters(Chain& chain, const TrainingArguments& arguments,
-                               const ModelHead& head) {
+                               const ModelHead& head, const MicroBatch& example) {
   if (arguments.lora_r > 0) {
     LoraConfig config;
     config.r = arguments.lora_r;
@@ -69,7 +69,8 @@ void choose_trained_parameters(Chain& chain, const TrainingArguments& arguments,
     add_adapters(chain, config,
                  base.empty() || has_own_head
                      ? std::string()
-                     : std::filesystem::absolute(base).lexically_normal().string());
+                     : std::filesystem::absolute(base).lexically_normal().string(),
+                 example);
     if (has_own_head) train_head(chain);
   }
   if (!arguments.freeze.empty()) freeze(chain, split(arguments.freeze, ','));

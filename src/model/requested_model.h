@@ -22,8 +22,9 @@ ZooModel make_requested_model(const TrainingArguments& arguments, const ModelHea
 ZooModel load_requested_model(const TrainingArguments& arguments, const ModelHead& head = {});
 
 /// Adapters and frozen parameters, as --lora_r and --freeze say; a classifier's head is trained
-/// beside adapters. Throws ConfigError when the model cannot have them.
+/// beside adapters. `example` as for add_adapters(). Throws ConfigError when the model cannot have
+/// them.
 void choose_trained_parameters(Chain& chain, const TrainingArguments& arguments,
-                               const ModelHead& head = {});
+                               const ModelHead& head = {}, const MicroBatch& example = {});
 
 }  // namespace headroom

@@ -100,6 +100,12 @@ class ScriptProgram final : public Program {
     return segments_[index];
   }
 
+  std::optional<FlatGraph> flat_graph(bool is_training) override {
+    if (is_training) return flatten(module_, fixed_);
+    const ModeScope mode(module_, false);
+    return flatten(module_, fixed_);
+  }
+
   std::string file_name() const override { return "model.pt"; }
   void save(const std::string& path) const override {
     OutputFile file(path, throw_as<DataError>);
@@ -192,14 +198,7 @@ MicroBatch first_samples(const MicroBatch& micro, std::int64_t num_samples) {
 }
 
 Chain cut_script(Module module, Chain::Loss loss, bool takes_targets, const MicroBatch& example) {
-  constexpr std::int64_t kNumExampleSamples = 2;  // batch norms refuse a single value per channel
-  return cut_module(std::move(module), std::move(loss), takes_targets, example,
-                    [&](const CutGraph& graph, const Signature& signature) {
-                      std::optional<Stack> arguments;
-                      if (!example.inputs.empty())
-                        arguments = signature.arguments(first_samples(example, kNumExampleSamples));
-                      return choose_cuts(graph, arguments);
-                    });
+  return cut_module(std::move(module), std::move(loss), takes_targets, example, cuts_by(example));
 }
 
 // Lets LibTorch read a file that is opened as all others are.
@@ -245,6 +244,16 @@ Chain::Loss loss_of_kind(LossKind kind) {
 
 }  // namespace
 
+ChooseCuts cuts_by(const MicroBatch& example) {
+  return [example](const CutGraph& graph, const Signature& signature) {
+    constexpr std::int64_t kNumExampleSamples = 2;  // batch norms refuse one value per channel
+    std::optional<Stack> arguments;
+    if (!example.inputs.empty())
+      arguments = signature.arguments(first_samples(example, kNumExampleSamples));
+    return choose_cuts(graph, arguments);
+  };
+}
+
 Chain cut_module(Module module, Chain::Loss loss, bool takes_targets, const MicroBatch& example,
                  const ChooseCuts& choose) {
   if (!module.find_method("forward"))
@@ -260,10 +269,7 @@ Chain cut_module(Module module, Chain::Loss loss, bool takes_targets, const Micr
     return Stack();
   });
   auto program = std::make_shared<ScriptProgram>(module, signature, fixed, std::move(loss));
-  for (std::size_t i = 0; i <= cuts.size(); ++i) {
-    program->segments_.emplace_back(graph, i == 0 ? nullptr : cuts[i - 1],
-                                    i < cuts.size() ? cuts[i] : nullptr);
-  }
+  program->segments_ = segments_between(graph, cuts);
   return make_chain(program, program->segments_);
 }
 

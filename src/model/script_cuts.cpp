@@ -20,15 +20,6 @@ bool is_packable(const Value* value) {
          type->kind() == c10::TypeKind::FloatType || type->isSubtypeOf(*c10::ListType::ofInts());
 }
 
-// Of a tensor these read nothing that a write to its elements would change.
-bool reads_shape_only(const Node* node) {
-  static const std::set<std::string> kinds{
-      "aten::size",   "aten::dim",    "aten::numel",  "aten::is_floating_point",
-      "prim::device", "prim::dtype",  "prim::layout", "prim::is_cuda",
-      "aten::len",    "aten::stride", "prim::is_cpu", "aten::is_complex"};
-  return kinds.count(node->kind().toQualString()) != 0;
-}
-
 // A value of the top level with the nodes between which it lives.
 struct Lifetime {
   Value* value;
@@ -221,6 +212,14 @@ bool may_follow(const Cut& cut, const std::vector<const Cut*>& made) {
       return other->position > range.first && other->position <= range.second;
     });
   });
+}
+
+bool reads_shape_only(const Node* node) {
+  static const std::set<std::string> kinds{
+      "aten::size",   "aten::dim",    "aten::numel",  "aten::is_floating_point",
+      "prim::device", "prim::dtype",  "prim::layout", "prim::is_cuda",
+      "aten::len",    "aten::stride", "prim::is_cpu", "aten::is_complex"};
+  return kinds.count(node->kind().toQualString()) != 0;
 }
 
 at::Tensor pack(const IValue& value) {

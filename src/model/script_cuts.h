@@ -39,6 +39,9 @@ CutGraph find_cuts(FlatGraph flat);
 /// Whether a cut may be made behind those that were, which are in order.
 bool may_follow(const Cut& cut, const std::vector<const Cut*>& made);
 
+/// Whether the node reads nothing of a tensor that a write to its elements would change.
+bool reads_shape_only(const torch::jit::Node* node);
+
 /// A number that crosses, as a tensor, and back.
 at::Tensor pack(const torch::jit::IValue& value);
 torch::jit::IValue unpack(const at::Tensor& tensor, const c10::TypePtr& type);

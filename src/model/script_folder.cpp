@@ -1,11 +1,14 @@
 #include "model/script_folder.h"
 
 #include <headroom/core/error.h>
+#include <headroom/model/adapters.h>
 #include <headroom/model/pretrained.h>
 #include "core/hash.h"
 #include "core/input_file.h"
 #include "core/output_file.h"
 #include "core/text.h"
+#include "model/adapted_model.h"
+#include "model/adapter_folder.h"
 #include "model/config_file.h"
 #include "model/published.h"
 
@@ -62,13 +65,11 @@ class ScriptFormat final : public ModelFormat {
   ScriptRequest request_;
 };
 
-}  // namespace
-
-std::optional<ScriptRequest> requested_script(const TrainingArguments& arguments) {
-  const std::string& folder = arguments.model_name_or_path;
-  if (folder.empty()) {
-    if (!ends_with(arguments.model, ".pt")) return std::nullopt;
-    return ScriptRequest{arguments.model, arguments.loss, arguments.model_config};
+std::optional<ScriptRequest> script_in(const std::string& folder) {
+  if (is_adapter_folder(folder)) {
+    std::optional<ScriptRequest> request = script_in(base_of_adapters(folder));
+    if (request) request->adapters.push_back(folder);
+    return request;
   }
   const std::string config = (fs::path(folder) / "config.json").string();
   if (!is_regular_file(config)) return std::nullopt;
@@ -80,6 +81,21 @@ std::optional<ScriptRequest> requested_script(const TrainingArguments& arguments
   exchange(file, request);
   request.path = (fs::path(folder) / kModelFile).string();
   return request;
+}
+
+}  // namespace
+
+std::optional<ScriptRequest> requested_script(const TrainingArguments& arguments) {
+  if (!arguments.model_name_or_path.empty()) return script_in(arguments.model_name_or_path);
+  if (!ends_with(arguments.model, ".pt")) return std::nullopt;
+  return ScriptRequest{arguments.model, arguments.loss, arguments.model_config};
+}
+
+Chain load_script(const ScriptRequest& request, const MicroBatch& example) {
+  Chain chain = Chain::from_script(request.path, parse_loss(request.loss), example);
+  for (const std::string& folder : request.adapters) merge_script_adapters(chain, folder);
+  chain.set_format(script_format(request));
+  return chain;
 }
 
 std::shared_ptr<const ModelFormat> script_format(const ScriptRequest& request) {

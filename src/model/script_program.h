@@ -2,12 +2,15 @@
 
 // A model that was cut: its segments, and the model whole.
 
+#include "model/script_adapters.h"
 #include "model/script_segment.h"
 
 #include <headroom/model/chain.h>
 
 #include <exception>
+#include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -40,8 +43,12 @@ class Program : public WholeModel {
   virtual torch::jit::Stack evaluate(const MicroBatch& micro) = 0;
   /// The segment of stage `index` for micro-batches of these shapes.
   virtual const Segment& segment(std::size_t index, const MicroBatch& micro) = 0;
+  /// Forward for micro-batches of any shape, as it is in training or evaluation; nothing where
+  /// there is no such graph.
+  virtual std::optional<FlatGraph> flat_graph(bool /*is_training*/) { return std::nullopt; }
 
   const Signature& signature() const { return signature_; }
+  const Chain::Loss& loss_function() const { return loss_; }
   /// Of what the model returned.
   at::Tensor loss_of(const torch::jit::Stack& outputs, const MicroBatch& micro) const;
   /// What the last stage returns: the loss and, where the model is a classifier and evaluated, the
@@ -62,9 +69,17 @@ Chain make_chain(const std::shared_ptr<Program>& program, const std::vector<Segm
 using ChooseCuts =
     std::function<std::vector<const Cut*>(const CutGraph& graph, const Signature& signature)>;
 
+/// As Chain::from_script does with this example.
+ChooseCuts cuts_by(const MicroBatch& example);
+
 /// Chain::from_script with any choice of cuts.
 Chain cut_module(torch::jit::Module module, Chain::Loss loss, bool takes_targets,
                  const MicroBatch& example, const ChooseCuts& choose);
+
+/// with_adapters() with any choice of cuts.
+Chain cut_with_adapters(const Chain& chain, const std::vector<LayerAdapter>& adapters,
+                        const AdapterFactors& factors, const MicroBatch& example,
+                        const ChooseCuts& choose);
 
 /// The line that says what is wrong, without the traces around it.
 std::string first_line(const std::exception& error);

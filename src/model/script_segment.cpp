@@ -229,6 +229,15 @@ Segment::Segment(const CutGraph& graph, const Cut* from, const Cut* to)
                          state.tensor.requires_grad());
 }
 
+std::vector<Segment> segments_between(const CutGraph& graph, const std::vector<const Cut*>& cuts) {
+  std::vector<Segment> segments;
+  for (std::size_t i = 0; i <= cuts.size(); ++i) {
+    segments.emplace_back(graph, i == 0 ? nullptr : cuts[i - 1],
+                          i < cuts.size() ? cuts[i] : nullptr);
+  }
+  return segments;
+}
+
 std::vector<std::string> Segment::options() const {
   std::vector<std::string> names{"keep"};
   for (const Selective& each : selective()) names.push_back(each.name);

@@ -69,6 +69,9 @@ class Segment {
   mutable std::optional<std::vector<Selective>> selective_;  // made when they are first asked for
 };
 
+/// The segments between cuts, which are in order.
+std::vector<Segment> segments_between(const CutGraph& graph, const std::vector<const Cut*>& cuts);
+
 /// Runs interpreted code, and throws what the operator threw, so that memory running out is seen as
 /// that.
 void run_code(const torch::jit::Code& code, torch::jit::Stack& stack);

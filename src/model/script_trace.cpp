@@ -105,11 +105,7 @@ class TracedProgram final : public Program {
 
   const std::vector<Segment>& add_segments(const MicroBatch& micro, const CutGraph& graph,
                                            const std::vector<const Cut*>& cuts) {
-    std::vector<Segment> segments;
-    for (std::size_t i = 0; i <= cuts.size(); ++i)
-      segments.emplace_back(graph, i == 0 ? nullptr : cuts[i - 1],
-                            i < cuts.size() ? cuts[i] : nullptr);
-    return segments_[shape_key(micro)] = std::move(segments);
+    return segments_[shape_key(micro)] = segments_between(graph, cuts);
   }
 
   std::shared_ptr<torch::nn::Module> module_;

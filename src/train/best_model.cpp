@@ -3,7 +3,8 @@
 #include <headroom/core/error.h>
 #include <headroom/model/pretrained.h>
 #include <headroom/model/safetensors.h>
-#include "model/published_parts.h"
+#include "model/published.h"
+#include "model/trained_weights.h"
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
@@ -36,14 +37,12 @@ bool is_better(const std::string& name, double value, double than) {
   return false;
 }
 
-// What is kept of models that load_weights() does not fill: adapters alone, and TorchScript models.
+// What is kept of models that load_weights() does not fill, with adapters and of TorchScript: what
+// training changes.
 std::vector<std::pair<std::string, at::Tensor>> own_tensors(const Chain& chain) {
   const ModelFormat* format = chain.format().get();
-  if (dynamic_cast<const DerivedFormat*>(format) != nullptr) return chain.named_parameters();
-  const bool has_other_format =
-      format != nullptr && dynamic_cast<const PublishedFormat*>(format) == nullptr;
-  return has_other_format ? chain.named_tensors()
-                          : std::vector<std::pair<std::string, at::Tensor>>();
+  if (format == nullptr || dynamic_cast<const PublishedFormat*>(format) != nullptr) return {};
+  return trained_weights(chain).tensors;
 }
 
 std::string tensors_file(const std::string& folder) { return folder + "/tensors.safetensors"; }

@@ -1,4 +1,4 @@
-"""TorchScript files for the tests of the command line: script_files.py write FOLDER | hash MODEL.pt."""
+"""TorchScript files for the tests of the command line: script_files.py write FOLDER | hash MODEL.pt | changed MODEL.pt OTHER.pt."""
 import hashlib
 import sys
 
@@ -82,4 +82,10 @@ def print_hash(path):
     print(sha256.hexdigest())
 
 
-write(sys.argv[2]) if sys.argv[1] == "write" else print_hash(sys.argv[2])
+def print_changed(path, other):
+    """Names of the parameters that differ."""
+    theirs = dict(torch.jit.load(other).named_parameters())
+    print(*[name for name, p in torch.jit.load(path).named_parameters() if not torch.equal(p, theirs[name])])
+
+
+dict(write=write, hash=print_hash, changed=print_changed)[sys.argv[1]](*sys.argv[2:])

@@ -166,6 +166,42 @@ TEST_F(ScriptCommands, TokensAndAModelsOwnLoss) {
       << "the same weights, data and loss";
 }
 
+TEST_F(ScriptCommands, AdaptersAreTrainedEvaluatedAndMerged) {
+  const Words lora = {"--lora_r", "4", "--lora_dropout", "0.1", "--learning_rate", "0.1"};
+  const nlohmann::json run =
+      run_json(training("adapted", joined(lora, {"--lora_merge", "--save_steps", "2"})));
+  EXPECT_EQ(run.at("num_parameters"), 4 * (8 + 10)) << "of the one linear layer";
+  EXPECT_FALSE(fs::exists(folder_ / "adapted/config.json")) << "no model by itself";
+  EXPECT_EQ(run_python("changed " + *files_ / "classifier.pt" + " " +
+                       folder_ / "adapted/base_model/model.pt"),
+            "\n");
+  EXPECT_EQ(run_python("changed " + *files_ / "classifier.pt" + " " +
+                       folder_ / "adapted/merged/model.pt"),
+            "head.weight\n");
+  const nlohmann::json adapted =
+      run_json({"evaluate", folder_ / "adapted", "--dataset", "synthetic"});
+  EXPECT_EQ(run_json({"evaluate", folder_ / "adapted/merged", "--dataset", "synthetic"}), adapted);
+  EXPECT_NE(run_json({"evaluate", folder_ / "adapted/base_model", "--dataset", "synthetic"}),
+            adapted);
+
+  const nlohmann::json resumed = run_json(training(
+      "adapted", joined(lora, {"--resume_from_checkpoint", folder_ / "adapted/snapshot-2"})));
+  EXPECT_EQ(resumed.at("weights_sha256"), run.at("weights_sha256"));
+  const nlohmann::json half = run_json(training("half", joined(lora, {"--freeze", "head.lora_A"})));
+  EXPECT_EQ(half.at("num_parameters"), 4 * 10);
+  const nlohmann::json counted =
+      run_json(images("estimate", "classifier",
+                      {"--global_batch_size", "16", "--lora_r", "4", "--lora_dropout", "0.1"}));
+  const double peak = run.at("peak_memory_bytes");
+  EXPECT_NEAR(counted.at("policies")[0]["peak_bytes"].get<double>(), peak, 0.05 * peak);
+
+  const Outcome refused =
+      run_program(training("none", {"--lora_r", "4", "--lora_target_modules", "conv2"}), folder_);
+  EXPECT_EQ(refused.exit_code, 2);
+  EXPECT_NE(refused.err.find("(all-linear, head)"), std::string::npos) << refused.err;
+  EXPECT_EQ(std::count(refused.err.begin(), refused.err.end(), '\n'), 1) << refused.err;
+}
+
 // What is said of a file, and with which exit code.
 struct Refusal {
   const char* model;

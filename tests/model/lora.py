@@ -34,9 +34,9 @@ def adapt(model, adapters, config):
         if not key.endswith(".lora_A.weight"):
             continue
         path = key[len(start):-len(".lora_A.weight")]
-        assert any(path.endswith("." + target) for target in config["target_modules"]), path
+        assert any(("." + path).endswith("." + target) for target in config["target_modules"]), path
         a, b = adapters[key], adapters[key.replace("lora_A", "lora_B")]
-        parent, child = path.rsplit(".", 1)
+        parent, _, child = path.rpartition(".")
         layer = Lora(model.get_submodule(path), a, b, config["lora_alpha"] / config["r"])
         assert a.shape[0] == b.shape[1] == config["r"]
         setattr(model.get_submodule(parent), child, layer)
@@ -52,6 +52,24 @@ def make_optimizer(model_type, parameters):
     return torch.optim.AdamW(parameters, lr=1e-3, weight_decay=0.01, eps=1e-6)
 
 
+def updates(named, optimizer, batch):
+    """Three updates with what `batch` gives, tensors by name and a function for their loss: what expected.safetensors holds."""
+    expected, losses = {}, []
+    for update in range(3):
+        tensors, loss_of_batch = batch()
+        expected.update(("%d.%s" % (update, name), tensor) for name, tensor in tensors.items())
+        optimizer.zero_grad()
+        loss = loss_of_batch()
+        loss.backward()
+        losses.append(loss.detach())
+        if update == 0:
+            expected.update(("gradient." + name, p.grad.clone()) for name, p in named.items())
+        optimizer.step()
+    expected["losses"] = torch.stack(losses)
+    expected.update(("end." + name, p.detach()) for name, p in named.items())
+    return expected
+
+
 def main(folder):
     torch.manual_seed(5)
     base = json.load(open(folder + "/base/config.json"))
@@ -61,20 +79,11 @@ def main(folder):
     model = hugging_face.make_model(base)
     model.load_state_dict(hugging_face.read(folder + "/base/model.safetensors"), strict=False)
     named = adapt(model, hugging_face.read(folder + "/adapter_model.safetensors"), config)
-    expected, losses = {}, []
-    optimizer = make_optimizer(base["model_type"], named.values())
-    for update in range(3):
+    def batch():
         inputs, targets = hugging_face.random_batch(base)
-        expected.update(("%d.%s" % (update, name), tensor) for name, tensor in list(inputs.items()) + list(targets.items()))
-        optimizer.zero_grad()
-        loss = model(*inputs.values(), *targets.values())
-        loss.backward()
-        losses.append(loss.detach())
-        if update == 0:
-            expected.update(("gradient." + name, p.grad.clone()) for name, p in named.items())
-        optimizer.step()
-    expected["losses"] = torch.stack(losses)
-    expected.update(("end." + name, p.detach()) for name, p in named.items())
+        return {**inputs, **targets}, lambda: model(*inputs.values(), *targets.values())
+
+    expected = updates(named, make_optimizer(base["model_type"], named.values()), batch)
     hugging_face.write(folder + "/expected.safetensors", expected)
 
 

@@ -261,6 +261,62 @@ class Taps(nn.Module):
         return out
 
 
+class Conv1D(nn.Module):
+    """GPT-2's linear layer, whose weight is (in, out)."""
+
+    def __init__(self, i, o):
+        super().__init__()
+        self.weight, self.bias = nn.Parameter(torch.randn(i, o) * 0.2), nn.Parameter(torch.zeros(o))
+
+    def forward(self, x):
+        return torch.addmm(self.bias, x, self.weight)
+
+
+class Projection(nn.Module):
+    """A product with a transposed weight."""
+
+    def __init__(self, i, o):
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(o, i) * 0.2)
+
+    def forward(self, x):
+        return x @ self.weight.t()
+
+
+class Adaptable(nn.Module):
+    """Linear layers of every form, one of them run thrice, and a matrix that is more than a layer's weight."""
+
+    def __init__(self, p=0.2):
+        super().__init__()
+        self.p = p
+        self.first, self.norm, self.conv = nn.Linear(16, 24), nn.BatchNorm1d(24), Conv1D(24, 16)
+        self.shared = nn.Linear(16, 16, bias=False)
+        self.tied = nn.Parameter(torch.randn(16, 16) * 0.2)
+        self.body = nn.Sequential(nn.Linear(16, 20), nn.ReLU(inplace=True), Projection(20, 16))
+        self.head = nn.Linear(16, 10)
+
+    def forward(self, x):
+        x = F.dropout(torch.relu(self.norm(self.first(x))), self.p, self.training)
+        x = torch.tanh(self.conv(x))
+        for _ in range(3):
+            x = x + torch.tanh(self.shared(x))
+        x = F.linear(x, self.tied) + self.tied.mean(0)
+        return self.head(x + self.body(x))
+
+
+class Encoder(nn.Module):
+    """PyTorch's own layers, which have another way for evaluation that reads all weights at once."""
+
+    def __init__(self, p=0.2):
+        super().__init__()
+        self.embed = nn.Linear(4, 16)
+        self.layers = nn.TransformerEncoder(nn.TransformerEncoderLayer(16, 2, 32, p, batch_first=True), 2)
+        self.head = nn.Linear(16, 10)
+
+    def forward(self, x):
+        return self.head(self.layers(self.embed(x.view(-1, 4, 4))).mean(1))
+
+
 class NoGradient(nn.Module):
     def __init__(self):
         super().__init__()
@@ -337,11 +393,13 @@ def main():
     torch.manual_seed(0)
     models = dict(unet=UNet(), resnet=ResNet(), t5=EncoderDecoder(), control=Control(), power=PowerIteration(),
                   lstm=Recurrent(), own_loss=OwnLoss(), custom=CustomUse(), small=Small(), no_gradient=NoGradient(),
-                  taps=Taps())
+                  taps=Taps(), adaptable=Adaptable(), encoder=Encoder())
     for name, model in models.items():
         torch.jit.script(model).save(f"{folder}/{name}.pt")
     image = torch.randn(4, 1, 16, 16)
     torch.jit.trace(models["resnet"], image, check_trace=False).save(f"{folder}/resnet_traced.pt")
+    for name in ("adaptable", "encoder"):
+        torch.jit.trace(models[name], torch.randn(4, 16), check_trace=False).save(f"{folder}/{name}_traced.pt")
     torch.jit.trace(models["small"].eval(), torch.randn(4, 16)).save(f"{folder}/eval_traced.pt")
     torch.jit.freeze(torch.jit.script(models["small"])).save(f"{folder}/frozen.pt")
     torch.save(models["small"].state_dict(), f"{folder}/state_dict.pt")

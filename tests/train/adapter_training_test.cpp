@@ -8,6 +8,7 @@
 
 #include "model/requested_model.h"
 #include "train/budget_runs.h"
+#include "train/predicted_peak.h"
 #include "train/training_support.h"
 
 namespace headroom {
@@ -106,16 +107,8 @@ TEST_P(FrozenWeights, EveryBudgetGivesTheSameNumbersAndThePredictedPeak) {
   for (int i = 0; i < kNumFrozenBudgets; ++i) {
     const std::int64_t budget =
         floor + (ample.predicted_peak_bytes() - floor) * i / (kNumFrozenBudgets - 1);
-    const TrainResults results =
-        FrozenRun(arguments_for(GetParam(), budget, folder.path())).trainer->train();
-    SCOPED_TRACE("budget " + std::to_string(budget) + ", predicted " +
-                 std::to_string(results.predicted_peak_bytes) + ", measured " +
-                 std::to_string(results.peak_memory_bytes));
-    EXPECT_EQ(results.weights_sha256, expected);
-    EXPECT_EQ(results.num_recoveries, 0);
-    EXPECT_LE(results.peak_memory_bytes, results.predicted_peak_bytes);
-    EXPECT_LE(static_cast<double>(results.predicted_peak_bytes),
-              1.02 * static_cast<double>(results.peak_memory_bytes));
+    expect_as_predicted(
+        FrozenRun(arguments_for(GetParam(), budget, folder.path())).trainer->train(), expected);
   }
 }
 

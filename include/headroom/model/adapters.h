@@ -17,18 +17,24 @@ struct LoraConfig {
   double alpha = 8.0;    ///< what an adapter adds is multiplied by alpha / r
   double dropout = 0.0;  ///< of what an adapter is given
   /// Ends of Hugging Face's names of modules: "c_attn", "q_proj", "h.0.attn.c_attn"; or
-  /// "all-linear". Empty: what is usual for the model.
+  /// "all-linear". Of a TorchScript model, of its own names. Empty: what is usual for the model,
+  /// and of a TorchScript model "all-linear".
   std::vector<std::string> target_modules;
 };
 
-/// Gives linear layers of the blocks of a transformer of the zoo an adapter each: y + alpha / r *
-/// up(down(dropout(x))), down drawn by LibTorch's default generator, up 0. Every other parameter is
-/// frozen. save_pretrained then writes adapter_model.safetensors and adapter_config.json in PEFT's
-/// layout; `base` is the folder of the model that was adapted. Without one, the frozen model is
-/// saved beside the adapters, in "base_model". Throws ConfigError when the chain is no transformer
-/// of the zoo or has adapters already, when r < 1, and, naming the nearest, when a target is no
-/// linear layer of its blocks.
-void add_adapters(Chain& chain, const LoraConfig& config, const std::string& base = {});
+/// Gives linear layers of the blocks of a transformer of the zoo, or of a TorchScript model, an
+/// adapter each: y + alpha / r * up(down(dropout(x))), down drawn by LibTorch's default generator,
+/// up 0. Every other parameter is frozen. save_pretrained then writes adapter_model.safetensors and
+/// adapter_config.json in PEFT's layout; `base` is the folder of the model that was adapted.
+/// Without one, and for a TorchScript model with buffers, which training may change, the model is
+/// saved beside the adapters, in "base_model".
+/// A TorchScript model is cut again: `example` as for Chain::from_script. Its whole model is then
+/// the flattened graph with the adapters, uncut: compare the module itself (check_whole_model())
+/// before adapters are added.
+/// Throws ConfigError when the chain is neither or has adapters already, when r < 1, and, naming
+/// the nearest, when a target is no linear layer that can have an adapter.
+void add_adapters(Chain& chain, const LoraConfig& config, const std::string& base = {},
+                  const MicroBatch& example = {});
 
 /// Adds what the adapters add to the weights of their layers, and removes them: the same model to
 /// rounding. The chain is saved as the model that it was. Does nothing without adapters.
