@@ -1,5 +1,8 @@
 #include "data/read_ahead.h"
 
+#include "core/thread_priority.h"
+
+#include <chrono>
 #include <condition_variable>
 #include <deque>
 #include <exception>
@@ -11,9 +14,12 @@
 namespace headroom {
 
 struct ReadAhead::State {
+  using Clock = std::chrono::steady_clock;
+  using Duration = std::chrono::duration<double>;
   struct Entry {
     enum class Stage { kWaiting, kBeingRead, kRead };
     Stage stage = Stage::kWaiting;
+    bool is_needed = true;
     Bytes bytes;
     std::exception_ptr error;
   };
@@ -26,10 +32,12 @@ struct ReadAhead::State {
   std::deque<std::pair<std::int64_t, EntryPointer>> waiting;           // in the order of expect()
   std::unordered_map<std::int64_t, std::deque<EntryPointer>> entries;  // not yet taken
   std::int64_t num_bytes = 0;                                          // of what was read
+  Duration usual_time{0};                                              // that a thread reads for
   bool stops = false;
   std::vector<std::thread> threads;
 
   void work() {
+    give_way_to_computation();
     std::unique_lock<std::mutex> lock(mutex);
     while (true) {
       changed.wait(lock, [&] { return stops || (!waiting.empty() && num_bytes < most_bytes); });
@@ -39,17 +47,28 @@ struct ReadAhead::State {
       if (entry->stage != Entry::Stage::kWaiting) continue;  // it was needed before its turn
       entry->stage = Entry::Stage::kBeingRead;
       lock.unlock();
+      const Clock::time_point start = Clock::now();
       try {
         entry->bytes = read(sample);
       } catch (...) {
         entry->error = std::current_exception();
       }
       lock.lock();
+      note_time(Clock::now() - start);
       entry->stage = Entry::Stage::kRead;
-      num_bytes += static_cast<std::int64_t>(entry->bytes.size());
+      if (entry->is_needed) num_bytes += static_cast<std::int64_t>(entry->bytes.size());
       changed.notify_all();
     }
   }
+
+  void note_time(Duration time) {
+    constexpr double kWeight = 1.0 / 16;
+    usual_time += kWeight * (time - usual_time);
+  }
+
+  // How long to wait for a thread that has begun. Other processes may keep one of low priority from
+  // its core for long.
+  Duration patience() const { return std::chrono::milliseconds(10) + 2 * usual_time; }
 
   // The oldest entry of a sample, which is no longer among those to be taken; null: none.
   EntryPointer claim(std::int64_t sample) {
@@ -101,7 +120,12 @@ ReadAhead::Bytes ReadAhead::take(std::int64_t sample) {
     lock.unlock();
     return state_->read(sample);
   }
-  state_->changed.wait(lock, [&] { return entry->stage == Stage::kRead; });
+  if (!state_->changed.wait_for(lock, state_->patience(),
+                                [&] { return entry->stage == Stage::kRead; })) {
+    entry->is_needed = false;
+    lock.unlock();
+    return state_->read(sample);
+  }
   state_->num_bytes -= static_cast<std::int64_t>(entry->bytes.size());
   state_->changed.notify_all();
   if (entry->error) std::rethrow_exception(entry->error);

@@ -28,7 +28,8 @@ class ReadAhead {
   /// may be expected several times.
   void expect(const std::int64_t* samples, std::size_t count);
 
-  /// The bytes of a sample: read ahead, or now where no thread has begun with it.
+  /// The bytes of a sample: read ahead, or now where no thread has begun with it or one takes long.
+  /// Threads give way to those that compute.
   Bytes take(std::int64_t sample);
 
  private:

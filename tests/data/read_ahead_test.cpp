@@ -8,6 +8,7 @@
 #include <condition_variable>
 #include <mutex>
 #include <numeric>
+#include <thread>
 
 namespace headroom {
 namespace {
@@ -61,6 +62,33 @@ TEST(ReadAhead, HoldsNoMoreThanItMay) {
   EXPECT_EQ(ahead.take(0), bytes_of(0));
   EXPECT_LE(num_read, 6);  // three that are held, one in work, one taken, and its successor
   for (int sample = 1; sample < 50; ++sample) EXPECT_EQ(ahead.take(sample), bytes_of(sample));
+}
+
+TEST(ReadAhead, ReadsItselfWhatAThreadTakesLongFor) {
+  std::mutex mutex;
+  std::condition_variable changed;
+  bool has_begun = false, may_end = false;
+  const std::thread::id caller = std::this_thread::get_id();
+  ReadAhead ahead(
+      [&](std::int64_t sample) {
+        if (std::this_thread::get_id() == caller) return bytes_of(sample);
+        std::unique_lock<std::mutex> lock(mutex);
+        has_begun = true;
+        changed.notify_all();
+        changed.wait(lock, [&] { return may_end; });  // as if others had the core
+        return bytes_of(sample);
+      },
+      1);
+  const std::vector<std::int64_t> samples = {1, 2};
+  ahead.expect(samples.data(), samples.size());
+  std::unique_lock<std::mutex> lock(mutex);
+  changed.wait(lock, [&] { return has_begun; });
+  lock.unlock();
+  EXPECT_EQ(ahead.take(1), bytes_of(1));
+  EXPECT_EQ(ahead.take(2), bytes_of(2));
+  lock.lock();
+  may_end = true;
+  changed.notify_all();
 }
 
 TEST(ReadAhead, ThrowsWhatReadingThrewWhereItIsTaken) {
