@@ -9,12 +9,12 @@
 #include <fmt/format.h>
 
 #include <fcntl.h>
-#include <sys/syscall.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
 #include <charconv>
+#include <cstdio>
 #include <cstring>
 #include <filesystem>
 #include <optional>
@@ -32,7 +32,6 @@ constexpr const char* kList = "checksums.sha256";
 constexpr const char* kWork = ".tmp";
 constexpr const char* kAside = ".aside";
 constexpr std::int64_t kMostListBytes = 1 << 20;
-constexpr unsigned kExchange = 2;  // RENAME_EXCHANGE, which older headers lack
 
 [[noreturn]] void fail(const std::string& path, const std::string& what) {
   throw SnapshotError(fmt::format("{}: {}", shown_path(path), what));
@@ -205,8 +204,8 @@ void replace_snapshot(const std::string& work_folder, const std::string& folder)
   std::optional<std::string> stale;
   if (!path_exists(folder)) {
     check(::rename(work_folder.c_str(), folder.c_str()));
-  } else if (::syscall(SYS_renameat2, AT_FDCWD, work_folder.c_str(), AT_FDCWD, folder.c_str(),
-                       kExchange) == 0) {
+  } else if (::renameat2(AT_FDCWD, work_folder.c_str(), AT_FDCWD, folder.c_str(),
+                         RENAME_EXCHANGE) == 0) {
     stale = work_folder;
   } else {
     stale = fmt::format("{}/.{}{}", output_dir, fs::path(folder).filename().string(), kAside);

@@ -1,7 +1,9 @@
 // What a snapshot brings to the disk, and when: a power cut after the rename must not find names
 // without their contents. No test can cut the power, so this program has an fsync of its own that
-// records its calls, and fails on request.
+// records its calls, and fails on request. Those that change names can end the process, and need
+// not know how to exchange two folders.
 #include "train/snapshot.h"
+#include "train/snapshot_folder.h"
 #include "train/training_support.h"
 
 #include <headroom/core/error.h>
@@ -13,11 +15,13 @@
 
 #include <dlfcn.h>
 #include <sys/stat.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
 #include <filesystem>
+#include <fstream>
 #include <memory>
 #include <set>
 #include <string>
@@ -76,6 +80,23 @@ class SyncRecord {
   std::vector<SyncedPath> calls_;
 };
 SyncRecord* SyncRecord::current = nullptr;
+
+/// What the calls that change names do in this process.
+struct NameCalls {
+  bool can_exchange = true;  // otherwise as on a file system that cannot
+  int num_until_kill = -1;   // calls that still pass; the next one ends the process
+};
+NameCalls name_calls;
+constexpr int kKilled = 99;
+
+void count_name_call() {
+  if (name_calls.num_until_kill-- == 0) ::_exit(kKilled);
+}
+
+template <class Function>
+Function* of_the_system(const char* name) {
+  return reinterpret_cast<Function*>(::dlsym(RTLD_NEXT, name));
+}
 
 class SnapshotDurability : public ::testing::Test {
  protected:
@@ -162,15 +183,96 @@ TEST_F(SnapshotDurability, ADiskThatFailsIsAnErrorAndKeepsTheLastGoodSnapshot) {
   EXPECT_GE(num_failed, 6) << "four files and two folders";
 }
 
+void write_text(const fs::path& path, const std::string& text) { std::ofstream(path) << text; }
+
+std::string read_text(const fs::path& path) {
+  std::ifstream file(path);
+  return {std::istreambuf_iterator<char>(file), {}};
+}
+
+/// Replaces a snapshot in a process of its own, which ends at the call `num_calls` that changes a
+/// name. False where it came to its end before.
+bool replace_until_killed(const fs::path& work, const fs::path& snapshot, bool can_exchange,
+                          int num_calls) {
+  const pid_t child = ::fork();
+  if (child == 0) {
+    name_calls = {can_exchange, num_calls};
+    replace_snapshot(work.string(), snapshot.string());
+    ::_exit(0);
+  }
+  int status = 0;
+  ::waitpid(child, &status, 0);
+  EXPECT_TRUE(WIFEXITED(status)) << "ended by signal " << WTERMSIG(status);
+  return WEXITSTATUS(status) == kKilled;
+}
+
+class ReplacedSnapshot : public ::testing::TestWithParam<bool> {};
+
+TEST_P(ReplacedSnapshot, IsTheOldOneOrTheNewOneWhereverAProcessEnds) {
+  std::set<std::string> seen;
+  int num_calls = 0;
+  for (bool was_killed = true; was_killed; ++num_calls) {
+    ASSERT_LT(num_calls, 100);
+    const TemporaryFolder folder;
+    const fs::path snapshot = snapshot_folder(folder.path(), 5);
+    const fs::path work = snapshot_work_folder(folder.path(), 5);
+    for (const fs::path& path : {snapshot, work}) fs::create_directory(path);
+    write_text(snapshot / "weights", "old");
+    write_text(work / "weights", "new");
+
+    was_killed = replace_until_killed(work, snapshot, GetParam(), num_calls);
+    if (!was_killed) {
+      EXPECT_EQ(read_text(snapshot / "weights"), "new");
+    }
+    remove_stale_snapshots(folder.path());
+    const std::string text = read_text(snapshot / "weights");
+    EXPECT_TRUE(text == "old" || text == "new") << "'" << text << "' after call " << num_calls;
+    EXPECT_EQ(names_in(folder.path()).size(), 1U) << "after call " << num_calls;
+    seen.insert(text);
+  }
+  EXPECT_EQ(seen.size(), 2U) << "killed on both sides of the change";
+  EXPECT_GT(num_calls, GetParam() ? 2 : 3) << "renamed, then removed";
+}
+
+INSTANTIATE_TEST_SUITE_P(Exchange, ReplacedSnapshot, ::testing::Bool());
+
 }  // namespace
 }  // namespace headroom::testing
 
-extern "C" int fsync(int descriptor) {
+// The test program's own, in the place of the C library's.
+extern "C" {
+
+int rename(const char* from, const char* to) noexcept {
+  headroom::testing::count_name_call();
+  static const auto system = headroom::testing::of_the_system<decltype(rename)>("rename");
+  return system(from, to);
+}
+
+int renameat2(int from_folder, const char* from, int to_folder, const char* to,
+              unsigned flags) noexcept {
+  headroom::testing::count_name_call();
+  if (!headroom::testing::name_calls.can_exchange) {
+    errno = EINVAL;
+    return -1;
+  }
+  static const auto system = headroom::testing::of_the_system<decltype(renameat2)>("renameat2");
+  return system(from_folder, from, to_folder, to, flags);
+}
+
+int unlinkat(int folder, const char* path, int flags) noexcept {
+  headroom::testing::count_name_call();
+  static const auto system = headroom::testing::of_the_system<decltype(unlinkat)>("unlinkat");
+  return system(folder, path, flags);
+}
+
+int fsync(int descriptor) {
   using headroom::testing::SyncRecord;
   if (SyncRecord::current != nullptr && !SyncRecord::current->add(descriptor)) {
     errno = EIO;
     return -1;
   }
-  static const auto of_the_system = reinterpret_cast<int (*)(int)>(::dlsym(RTLD_NEXT, "fsync"));
-  return of_the_system(descriptor);
+  static const auto system = headroom::testing::of_the_system<decltype(fsync)>("fsync");
+  return system(descriptor);
 }
+
+}  // extern "C"
