@@ -256,6 +256,7 @@ MicroBatch first_samples(const Dataset& data) {
 std::optional<Task> make_uncapped_script_task(const TrainingArguments& arguments) {
   const std::optional<ScriptRequest> script = requested_script(arguments);
   if (!script) return std::nullopt;
+  MemoryMeter::instance().set_cap(0);  // counts from now on, also what reading the file leaves
   seed_everything(static_cast<std::uint64_t>(arguments.seed));
   return make_script_task(*script, arguments);
 }

@@ -5,6 +5,7 @@
 #include <headroom/execute/autocast.h>
 #include <headroom/memory/meter.h>
 #include <headroom/optim/optimizer.h>
+#include "core/tensor_storage.h"
 #include "memory/shape_meter.h"
 #include "model/requested_model.h"
 
@@ -122,8 +123,9 @@ TrainingArguments with_fixed_precision(TrainingArguments arguments) {
 struct EstimatedModel {
   const Chain& chain;
   std::int64_t weights_bytes;
-  ProfileBook::Load load;    // on the meta device, where bytes are counted
-  bool is_measured = false;  // the model has memory, and runs
+  ProfileBook::Load load;        // on the meta device, where bytes are counted
+  bool is_measured = false;      // the model has memory, and runs
+  std::int64_t other_bytes = 0;  // of memory that lives beside the weights, while it trains too
 };
 
 class Estimator {
@@ -136,7 +138,7 @@ class Estimator {
         is_measured_(model.is_measured),
         book_(chain_, model.load, settings_.precision.keep_in_half, std::nullopt, /*spill_dir=*/"",
               "", "") {
-    request_.resident_bytes = weights_bytes_;
+    request_.resident_bytes = weights_bytes_ + model.other_bytes;
     request_.time_ratio = 1.0;  // nothing is run to find it out
     request_.window_samples = settings_.window_samples();
     samples_ = share_of(request_.window_samples, 0, settings_.num_ranks).end;
@@ -154,8 +156,7 @@ class Estimator {
     result.num_ranks = settings_.num_ranks;
     result.weights_bytes = weights_bytes_;
     result.bytes_are_measured = is_measured_;
-    for (const at::Tensor& parameter : chain_.parameters())
-      result.gradients_bytes += static_cast<std::int64_t>(parameter.nbytes());
+    result.gradients_bytes = bytes_of(chain_.parameters());
     for (const std::string& name : optimizer_names())
       result.state_bytes.emplace_back(name, settings_.optimizer_bytes(chain_, name));
     const std::int64_t fixed = arguments_.fixed_micro_batch();
@@ -310,17 +311,20 @@ Estimate estimate(const TrainingArguments& arguments) {
 
 Estimate estimate(const TrainingArguments& arguments, const Chain& chain, const Dataset& data) {
   const std::vector<at::Tensor> tensors = tensors_of(chain);
-  std::int64_t weights_bytes = 0;
-  for (const at::Tensor& tensor : tensors)
-    weights_bytes += static_cast<std::int64_t>(tensor.nbytes());
+  const std::int64_t weights_bytes = bytes_of(tensors);
+  // A TorchScript module keeps the places of its source, from which its errors are explained.
+  const std::int64_t other_bytes =
+      std::max<std::int64_t>(0, MemoryMeter::instance().live_bytes() - weights_bytes);
   const MicroBatch sample = load_first(data, kNumCompared);
   if (can_be_counted(chain, sample, tensors)) {
     const MetaSwapScope without_memory(tensors);
     const auto load = [&](std::int64_t size) { return shapes_of_samples(sample, size); };
-    return Estimator(arguments, {chain, weights_bytes, load}).run();
+    return Estimator(arguments, {chain, weights_bytes, load, /*is_measured=*/false, other_bytes})
+        .run();
   }
   const auto load = [&](std::int64_t size) { return load_first(data, size); };
-  return Estimator(arguments, {chain, weights_bytes, load, /*is_measured=*/true}).run();
+  return Estimator(arguments, {chain, weights_bytes, load, /*is_measured=*/true, other_bytes})
+      .run();
 }
 
 }  // namespace headroom
