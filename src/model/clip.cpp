@@ -175,9 +175,11 @@ class ClipLoss final : public ClipStage, public EmbeddingLoss {
                                   const MicroBatch& /*micro*/, int /*option*/) override {
     const at::Tensor scores =
         at::mm(inputs.at(0), inputs.at(1).t()) * scale_.exp();  // (B, B): images by texts
+    // Given its size: where only bytes are counted, arange would resize it unseen (LibTorch 2.14).
+    at::Tensor diagonal = at::empty({scores.size(0)}, scores.options().dtype(at::kLong));
+    at::arange_out(diagonal, scores.size(0));
     MicroBatch matches;
-    matches.targets = {
-        at::arange(scores.size(0), at::TensorOptions().dtype(at::kLong).device(scores.device()))};
+    matches.targets = {diagonal};
     const at::Tensor by_image = summed_cross_entropy({scores}, matches),
                      by_text = summed_cross_entropy({scores.t().contiguous()}, matches);
     std::vector<at::Tensor> results{(by_image + by_text) / 2};
