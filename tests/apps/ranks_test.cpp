@@ -50,6 +50,16 @@ class RanksOfTheProgram : public ::testing::Test {
   TemporaryFolder folder_;
 };
 
+// What is ours: newer versions of Gloo say on standard error that they are connected.
+std::string without_lines_of_gloo(const std::string& text) {
+  std::istringstream lines(text);
+  std::string kept;
+  for (std::string line; std::getline(lines, line);) {
+    if (line.find("gloo/") == std::string::npos || line.front() != '[') kept += line + "\n";
+  }
+  return kept;
+}
+
 TEST_F(RanksOfTheProgram, AreStartedByAFlagAndGiveOneSetOfResults) {
   const std::vector<std::string> length = {"--max_steps", "6", "--logging_steps", "1"};
   const Outcome one = run_program(train("one", length), folder_);
@@ -58,7 +68,7 @@ TEST_F(RanksOfTheProgram, AreStartedByAFlagAndGiveOneSetOfResults) {
   words.insert(words.end(), {"--nproc_per_node", "2"});
   const Outcome two = run_program(words, folder_);
   ASSERT_EQ(two.exit_code, 0) << two.err;
-  EXPECT_EQ(two.err, "");
+  EXPECT_EQ(without_lines_of_gloo(two.err), "");
   EXPECT_EQ(two.out.find("updates "), two.out.rfind("updates "))
       << "rank 0 alone prints: " << two.out;
   EXPECT_EQ(results("two")["world_size"], 2);
@@ -80,8 +90,9 @@ TEST_F(RanksOfTheProgram, OneThatIsKilledEndsTheOthersWithSix) {
   const Outcome outcome =
       first.wait();  // the timeout is 50 s; the closed connection is noticed at once
   EXPECT_EQ(outcome.exit_code, 6) << outcome.err;
-  EXPECT_EQ(outcome.err.rfind("headroom: rank 0 of 2 lost another rank", 0), 0U) << outcome.err;
-  EXPECT_EQ(std::count(outcome.err.begin(), outcome.err.end(), '\n'), 1) << outcome.err;
+  const std::string said = without_lines_of_gloo(outcome.err);
+  EXPECT_EQ(said.rfind("headroom: rank 0 of 2 lost another rank", 0), 0U) << said;
+  EXPECT_EQ(std::count(said.begin(), said.end(), '\n'), 1) << said;
   EXPECT_FALSE(fs::exists(folder_ / "out/train_results.json"));
   for (const auto& entry : fs::directory_iterator(folder_ / "out")) {
     EXPECT_EQ(entry.path().string().find(".tmp"), std::string::npos) << entry.path();

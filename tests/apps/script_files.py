@@ -30,11 +30,11 @@ class NoGradient(Classifier):
 
 
 class NoDerivative(Classifier):
-    """nextafter has no derivative."""
+    """igamma has no derivative by its first argument."""
 
     def forward(self, x):
-        x = self.conv(x)
-        return self.head(torch.nextafter(x, torch.zeros_like(x)).mean(dim=(2, 3)))
+        x = torch.relu(self.conv(x)) + 1
+        return self.head(torch.igamma(x, torch.ones_like(x)).mean(dim=(2, 3)))
 
 
 class LanguageModel(nn.Module):

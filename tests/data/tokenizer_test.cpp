@@ -181,7 +181,8 @@ TEST_F(TokenizerTest, ReadsVocabularyAndMerges) {
   write(folder_ / "merges.txt", merges);
   const auto tokenizer = open_tokenizer(folder_.path());
   const auto reference = open_tokenizer(fixture("gpt2"));
-  for (const json& text : read_json("cases")["texts"]) {
+  const json cases = read_json("cases");
+  for (const json& text : cases["texts"]) {
     if (text.get<std::string>().find("<|end|>") != std::string::npos) continue;
     EXPECT_EQ(tokenizer->encode(text.get<std::string>()),
               reference->encode(text.get<std::string>()));
@@ -198,11 +199,12 @@ TEST_F(TokenizerTest, ReadsAListOfWords) {
   std::string content;
   for (const std::string& line : lines) content += line + "\r\n";
   write(folder_ / "vocab.txt", content);
+  const json cases = read_json("cases");
   for (const bool lower : {true, false}) {
     write(folder_ / "tokenizer_config.json", lower ? "{}" : R"({"do_lower_case": false})");
     const auto tokenizer = open_tokenizer(folder_.path());
     const auto reference = open_tokenizer(fixture(lower ? "bert" : "bert_cased"));
-    for (const json& text : read_json("cases")["texts"]) {
+    for (const json& text : cases["texts"]) {
       const auto tokens = tokenizer->encode(text.get<std::string>());
       EXPECT_EQ(tokens, reference->encode(text.get<std::string>()));
       EXPECT_EQ(tokenizer->with_special_tokens(tokens, tokens),
