@@ -82,6 +82,7 @@ class ScriptProgram final : public Program {
   Stack run_whole(const MicroBatch& micro) override {
     // The optimizing executor changes bits.
     const GraphOptimizerEnabledGuard plain(false);
+    const OperatorExceptionsScope exceptions;
     const SameBuffersScope buffers(module_);
     Stack arguments = signature().arguments(micro);
     for (IValue& argument : arguments) {

@@ -114,15 +114,17 @@ class GraphText {
 
 }  // namespace
 
+OperatorExceptionsScope::OperatorExceptionsScope()
+    : before_(FLAGS_torch_jit_enable_rethrow_caught_exception) {
+  FLAGS_torch_jit_enable_rethrow_caught_exception = true;
+}
+
+OperatorExceptionsScope::~OperatorExceptionsScope() {
+  FLAGS_torch_jit_enable_rethrow_caught_exception = before_;
+}
+
 void run_code(const Code& code, Stack& stack) {
-  struct KeepExceptions {
-    KeepExceptions() : before(FLAGS_torch_jit_enable_rethrow_caught_exception) {
-      FLAGS_torch_jit_enable_rethrow_caught_exception = true;
-    }
-    ~KeepExceptions() { FLAGS_torch_jit_enable_rethrow_caught_exception = before; }
-    bool before;
-  };
-  const KeepExceptions keep;
+  const OperatorExceptionsScope exceptions;
   InterpreterState(code).run(stack);
 }
 

@@ -72,8 +72,20 @@ class Segment {
 /// The segments between cuts, which are in order.
 std::vector<Segment> segments_between(const CutGraph& graph, const std::vector<const Cut*>& cuts);
 
-/// Runs interpreted code, and throws what the operator threw, so that memory running out is seen as
-/// that.
+/// While it lives, the interpreter throws what an operator threw, so that memory running out is
+/// seen as that, and a message is the operator's.
+class OperatorExceptionsScope {
+ public:
+  OperatorExceptionsScope();
+  ~OperatorExceptionsScope();
+  OperatorExceptionsScope(const OperatorExceptionsScope&) = delete;
+  OperatorExceptionsScope& operator=(const OperatorExceptionsScope&) = delete;
+
+ private:
+  bool before_;
+};
+
+/// Runs interpreted code in such a scope.
 void run_code(const torch::jit::Code& code, torch::jit::Stack& stack);
 
 /// The tensors of a value, however nested, in order; of a dictionary in the order of its making.

@@ -297,6 +297,17 @@ TEST_F(ScriptChain, DataThatDoesNotFitIsADataError) {
   const Chain chain =
       Chain::from_script(models_->path("small"), LossKind::kCrossEntropy, samples_for("small", 4));
   EXPECT_THROW(Executor(chain).accumulate(wide, keep_everything(chain.size()), 1.0), DataError);
+  const std::string of_whole = error_of([&] { chain.whole()->loss(wide); });
+  EXPECT_NE(of_whole.find("4x17"), std::string::npos) << "the operator's words: " << of_whole;
+}
+
+TEST_F(ScriptChain, MemoryThatRunsOutInTheWholeModelIsNoDataError) {
+  const MicroBatch micro = samples_for("small", 4);
+  const Chain chain = Chain::from_script(models_->path("small"), LossKind::kCrossEntropy, micro);
+  MemoryMeter& meter = MemoryMeter::instance();
+  meter.set_cap(meter.live_bytes() + micro.inputs[0].nbytes());  // forward clones its inputs
+  EXPECT_THROW(chain.whole()->loss(micro), OutOfBudget);
+  meter.set_cap(0);
 }
 
 }  // namespace
