@@ -211,6 +211,7 @@ class AdaptedProgram final : public Program {
 
   Stack run_whole(const MicroBatch& micro) override { return run(whole_, micro); }
   Stack evaluate(const MicroBatch& micro) override { return run(evaluation_, micro); }
+  bool evaluates_in_fp32() const override { return has_fused_layers(evaluation_.graph().block()); }
   const Segment& segment(std::size_t index, const MicroBatch& /*micro*/) override {
     return segments_[index];
   }

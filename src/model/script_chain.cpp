@@ -77,7 +77,8 @@ class ScriptProgram final : public Program {
   ScriptProgram(Module module, Signature signature, FixedArguments fixed, Chain::Loss loss)
       : Program(std::move(signature), std::move(loss)),
         module_(std::move(module)),
-        fixed_(std::move(fixed)) {}
+        fixed_(std::move(fixed)),
+        has_fused_layers_(has_fused_layers(module_)) {}
 
   Stack run_whole(const MicroBatch& micro) override {
     // The optimizing executor changes bits.
@@ -96,6 +97,7 @@ class ScriptProgram final : public Program {
     const ModeScope mode(module_, false);
     return run_whole(micro);
   }
+  bool evaluates_in_fp32() const override { return has_fused_layers_; }
 
   const Segment& segment(std::size_t index, const MicroBatch& /*micro*/) override {
     return segments_[index];
@@ -122,6 +124,7 @@ class ScriptProgram final : public Program {
  private:
   Module module_;
   FixedArguments fixed_;
+  bool has_fused_layers_;
 };
 
 bool accepts_tensor(const c10::TypePtr& type) { return c10::TensorType::get()->isSubtypeOf(*type); }

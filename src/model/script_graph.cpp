@@ -11,7 +11,9 @@
 #include <torch/csrc/jit/passes/shape_analysis.h>
 #include <torch/torch.h>
 
+#include <algorithm>
 #include <set>
+#include <string_view>
 #include <unordered_map>
 
 namespace headroom::script {
@@ -220,6 +222,23 @@ bool is_tensor(const Value* value) { return value->type()->isSubtypeOf(*c10::Ten
 const StateTensor* FlatGraph::state_of(const Value* value) const {
   if (value->node() != graph->param_node() || value->offset() < num_arguments) return nullptr;
   return &state[value->offset() - num_arguments];
+}
+
+bool has_fused_layers(const Block* block) {
+  return std::any_of(block->nodes().begin(), block->nodes().end(), [](const Node* node) {
+    const std::string_view kind = node->kind().toQualString();
+    const auto blocks = node->blocks();
+    return kind == "aten::_transformer_encoder_layer_fwd" ||
+           kind == "aten::_native_multi_head_attention" ||
+           std::any_of(blocks.begin(), blocks.end(),
+                       [](const Block* inner) { return has_fused_layers(inner); });
+  });
+}
+
+bool has_fused_layers(const Module& module) {
+  const std::shared_ptr<Graph> graph = module.get_method("forward").graph()->copy();
+  Inline(*graph);
+  return has_fused_layers(graph->block());
 }
 
 FlatGraph flatten(const Module& module, const FixedArguments& fixed) {

@@ -41,6 +41,11 @@ using FixedArguments = std::map<std::size_t, torch::jit::IValue>;
 /// sets and is no tensor, and for a module that is used as a value.
 FlatGraph flatten(const torch::jit::Module& module, const FixedArguments& fixed = {});
 
+/// Whether forward may take the calls with which PyTorch's attention and encoder layers evaluate:
+/// all of a layer in one, which fails under autocast.
+bool has_fused_layers(const torch::jit::Block* block);
+bool has_fused_layers(const torch::jit::Module& module);
+
 /// Traces a C++ function that reads `state` beside its inputs. Random state and buffers are left as
 /// they were. Shapes are baked in.
 FlatGraph trace(const std::function<torch::jit::Stack(torch::jit::Stack)>& function,

@@ -41,6 +41,8 @@ class Program : public WholeModel {
   virtual torch::jit::Stack run_whole(const MicroBatch& micro) = 0;
   /// The same in evaluation mode.
   virtual torch::jit::Stack evaluate(const MicroBatch& micro) = 0;
+  /// Whether evaluate() computes in fp32 alone, whatever the precision of training.
+  virtual bool evaluates_in_fp32() const { return false; }
   /// The segment of stage `index` for micro-batches of these shapes.
   virtual const Segment& segment(std::size_t index, const MicroBatch& micro) = 0;
   /// Forward for micro-batches of any shape, as it is in training or evaluation; nothing where

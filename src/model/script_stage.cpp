@@ -1,9 +1,12 @@
 // The stages of a chain that was cut from a graph.
+#include "core/torch_compat.h"
 #include "model/script_program.h"
 
+#include <ATen/autocast_mode.h>
 #include <fmt/format.h>
 #include <torch/torch.h>
 
+#include <optional>
 #include <set>
 #include <utility>
 
@@ -41,6 +44,21 @@ std::shared_ptr<torch::nn::Module> module_of(const std::vector<StateTensor>& sta
   }
   return root;
 }
+
+// The interpreter casts by itself where autocast is on, so that it is switched off and not passed
+// by.
+class NoAutocastScope {
+ public:
+  NoAutocastScope() : before_(HEADROOM_AUTOCAST_CPU_ENABLED()) {
+    HEADROOM_AUTOCAST_SET_CPU_ENABLED(false);
+  }
+  ~NoAutocastScope() { HEADROOM_AUTOCAST_SET_CPU_ENABLED(before_); }
+  NoAutocastScope(const NoAutocastScope&) = delete;
+  NoAutocastScope& operator=(const NoAutocastScope&) = delete;
+
+ private:
+  bool before_;
+};
 
 class ScriptStage final : public Stage {
  public:
@@ -88,6 +106,8 @@ class ScriptStage final : public Stage {
   // more in memory than its stages would.
   std::vector<at::Tensor> evaluate(const MicroBatch& micro) const {
     if (!is_last_) return {micro.inputs.at(0)};
+    std::optional<NoAutocastScope> no_autocast;
+    if (program_->evaluates_in_fp32()) no_autocast.emplace();
     const torch::jit::Stack outputs =
         run_on_data("the model", micro, [&] { return program_->evaluate(micro); });
     return program_->results(outputs, micro, false);

@@ -1,6 +1,7 @@
 // A TorchScript model as a chain gives what the model gives, bit by bit.
 #include <headroom/core/error.h>
 #include <headroom/core/random.h>
+#include <headroom/execute/autocast.h>
 #include <headroom/execute/executor.h>
 #include <headroom/memory/meter.h>
 #include <headroom/plan/chain_solver.h>
@@ -229,6 +230,16 @@ TEST_F(ScriptChain, EvaluationIsTheModelsAndLeavesItTraining) {
   EXPECT_TRUE(torch::equal(results[0], summed_cross_entropy({scores}, micro)));
   EXPECT_TRUE(torch::equal(results[1], count_correct({scores}, micro)));
   EXPECT_TRUE(torch::equal(results[2], scores.argmax(1))) << "the classes, for F1";
+}
+
+TEST_F(ScriptChain, AnEncoderThatEvaluatesInOneCallDoesSoUnderAutocast) {
+  const MicroBatch micro = samples_for("encoder", 4);
+  const Chain chain = Chain::from_script(models_->path("encoder"), LossKind::kCrossEntropy, micro);
+  const torch::NoGradGuard no_grad;  // PyTorch takes its fused call where no gradient is wanted
+  chain.train(false);
+  const at::Tensor loss = Executor(chain).evaluate(micro).at(0);
+  const Autocast autocast(torch::kCPU, torch::kBFloat16);
+  EXPECT_TRUE(torch::equal(Executor(chain).evaluate(micro).at(0), loss));
 }
 
 TEST_F(ScriptChain, SavesWhatItTrained) {
