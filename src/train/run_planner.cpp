@@ -69,7 +69,8 @@ void RunPlanner::look_at_first_window(std::int64_t num_updates) {
     const Shapes shapes = shapes_of(data_.load({window.samples.front()}));
     buckets_.clear();
     bucket_ = first_bucket_ = bucket_key(shapes);
-    buckets_[bucket_] = {shapes, window.samples, {}, nullptr};
+    // Others may be longer: cut, they would have values that point behind their end.
+    buckets_[bucket_] = {shapes, {window.samples.front()}, {}, nullptr};
     tracks_shapes_ = true;
   } catch (const c10::OutOfMemoryError&) {
     // Planning will say what the floor is.

@@ -198,6 +198,37 @@ TEST_F(FinetuneTest, TasksAndModelsMustFit) {
   refused({"--load_best_model_at_end"}, "--eval_strategy");
 }
 
+TEST_F(FinetuneTest, PairsWithTextsOfOtherLengthsThanTheFirstHaveAPlan) {
+  std::filesystem::create_directories(folder_ / "pairs");
+  for (int i = 0; i < 8; ++i) {
+    const std::string path = folder_ / ("pairs/" + std::to_string(i));
+    write_png(path + ".png", 28, 28, 1, shaded(28, 28, 1, 20 * i));
+    write_plain(path + ".txt", std::string(static_cast<std::size_t>(1 + 3 * (i % 4)), 'a'));
+  }
+  std::vector<std::string> flags = {
+      "--model",
+      "clip",
+      "--model_config",
+      "vision_num_hidden_layers=1,text_num_hidden_layers=1,vision_hidden_size=32,"
+      "text_hidden_size=32,patch_size=14,length=16",
+      "--dataset",
+      folder_ / "pairs",
+      "--max_steps",
+      "2",
+      "--global_batch_size",
+      "8",
+      "--shuffle",
+      "false",
+      "--per_device_train_batch_size",
+      "4"};
+  const nlohmann::json plain = train("plain", flags);
+  flags.insert(flags.end(), {"--memory_budget", "100MiB"});
+  const nlohmann::json planned = train("planned", flags);
+  ASSERT_TRUE(planned.is_object());
+  EXPECT_EQ(planned["weights_sha256"], plain["weights_sha256"]);
+  EXPECT_LE(planned["peak_memory_bytes"], planned["predicted_peak_bytes"]);
+}
+
 TEST_F(FinetuneTest, TheBudgetOfALimitedProcessIsChosenAndKept) {
   if (kHasSanitizer) GTEST_SKIP() << "a sanitizer takes more addresses than the limit";
   constexpr std::int64_t kLimit = std::int64_t{3} << 30;
