@@ -91,28 +91,320 @@ enum Saved {
   kAdapters
 };
 
+// Rows [begin, begin + count) of all.
+struct Piece {
+  std::int64_t begin = 0, count = 0;
+
+  // The rows of a tensor that has all; undefined stays undefined.
+  at::Tensor of(const at::Tensor& tensor) const {
+    return tensor.defined() ? tensor.narrow(0, begin, count) : tensor;
+  }
+  // The rows of a buffer that has those of one piece.
+  at::Tensor in(const at::Tensor& buffer) const { return buffer.narrow(0, 0, count); }
+  // The rows of what is kept, or of the buffer that stands in for it.
+  at::Tensor of_kept_or_in(const at::Tensor& kept, const at::Tensor& buffer) const {
+    return kept.defined() ? of(kept) : in(buffer);
+  }
+};
+
 // The wide layer goes through in pieces of about a thousand rows: what is not kept exists for one
 // piece only, and matrix products of that size lose nothing. The pieces depend on the number of
 // rows alone, so that all ways of keeping give the same bits.
-struct Pieces {
-  explicit Pieces(std::int64_t count) : num_rows(count) {
+class Pieces {
+ public:
+  explicit Pieces(std::int64_t num_rows) : num_rows_(num_rows) {
     const std::int64_t num_pieces = std::max<std::int64_t>(1, num_rows / 1024);
-    rows = std::max<std::int64_t>(1, (num_rows + num_pieces - 1) / num_pieces);
+    most_rows_ = std::max<std::int64_t>(1, (num_rows + num_pieces - 1) / num_pieces);
   }
-  std::int64_t num_rows, rows = 1;
+  template <typename Run>
+  void for_each(Run run) const {
+    for (std::int64_t begin = 0; begin < num_rows_; begin += most_rows_)
+      run(Piece{begin, std::min(most_rows_, num_rows_ - begin)});
+  }
+  // Room for the values of any one piece; undefined where it is not needed.
+  at::Tensor buffer(bool needed, std::int64_t width, const at::Tensor& like) const {
+    return needed ? ops::make_values({std::min(num_rows_, most_rows_), width}, like) : at::Tensor();
+  }
+
+ private:
+  std::int64_t num_rows_, most_rows_ = 1;
 };
 
-// Rows [begin, begin + count) of a kept tensor, or the first rows of the buffer that stands in for
-// it.
-at::Tensor piece(const at::Tensor& kept, const at::Tensor& buffer, std::int64_t begin,
-                 std::int64_t count) {
-  return kept.defined() ? kept.narrow(0, begin, count) : buffer.narrow(0, 0, count);
-}
+// What forward leaves for backward, of all rows. What is undefined is made again.
+struct Kept {
+  Kept(const at::Tensor& x, const MlpWeights& weights, const Call& call) {
+    const std::int64_t num_rows = x.size(0), hidden_width = weights.hidden_weight.size(0);
+    const bool has_norm = ops::present(weights.norm_weight);
+    const auto values = [&](bool keep, std::int64_t width) {
+      return keep && call.wants_grad ? ops::make_values({num_rows, width}, x) : at::Tensor();
+    };
+    const auto floats = [&](bool needed) {
+      return needed ? ops::make_floats({num_rows, 1}, x) : at::Tensor();
+    };
+    mean = floats(has_norm && call.norm == NormKind::kLayer);
+    rstd = floats(has_norm);
+    norm = values(has_norm && call.keep_norm, x.size(1));
+    const bool halves = call.wants_grad && call.keep_hidden &&
+                        ops::keeps_half(call.kept_type, num_rows * hidden_width);
+    hidden = values(call.keep_hidden && !halves, hidden_width);
+    if (halves) {
+      half_hidden = at::empty({num_rows, hidden_width},
+                              x.options().dtype(*call.kept_type).requires_grad(false));
+    }
+    active = values(call.keep_activation, call.activation.width(hidden_width));
+  }
 
-// Rows [begin, begin + count); undefined stays undefined.
-at::Tensor part(const at::Tensor& tensor, std::int64_t begin, std::int64_t count) {
-  return tensor.defined() ? tensor.narrow(0, begin, count) : tensor;
-}
+  at::Tensor mean, rstd;  // forward needs them in any case
+  at::Tensor norm;
+  at::Tensor hidden, half_hidden;  // before the bias; one of them, or none
+  at::Tensor active;
+};
+
+// Computes `out` from x, both of all rows, and fills what is kept. Its buffers live as long as it.
+class ForwardPass {
+ public:
+  ForwardPass(const at::Tensor& x, const MlpWeights& weights, const Call& call, const Kept& kept,
+              const at::Tensor& out)
+      : x_(x),
+        weights_(weights),
+        call_(call),
+        kept_(kept),
+        out_(out),
+        pieces_(x.size(0)),
+        hidden_product_(ops::product_weight(weights.hidden_weight, x)),
+        out_product_(ops::product_weight(weights.out_weight, x)) {
+    const std::int64_t hidden_width = weights.hidden_weight.size(0);
+    const bool keeps_hidden = kept.hidden.defined(), keeps_active = kept.active.defined();
+    norm_buffer_ =
+        pieces_.buffer(ops::present(weights.norm_weight) && !kept.norm.defined(), x.size(1), x);
+    // Where the hidden layer is not kept, its activation takes its place, or a GELU that is kept
+    // gives it one.
+    hidden_buffer_ =
+        pieces_.buffer(!keeps_hidden && (call.activation.gated || !keeps_active), hidden_width, x);
+    active_buffer_ =
+        pieces_.buffer(keeps_hidden && !keeps_active, call.activation.width(hidden_width), x);
+  }
+
+  void run() const {
+    pieces_.for_each([&](const Piece& piece) { run(piece); });
+  }
+
+ private:
+  void run(const Piece& piece) const {
+    const at::Tensor x = piece.of(x_), normed = normalize(piece, x);
+    const at::Tensor hidden = hidden_place(piece), active = active_place(piece, hidden);
+    ops::linear(normed, hidden_product_, hidden, 0.0);
+    call_.hidden_adapters.add(normed, hidden, piece.begin);
+    if (kept_.half_hidden.defined()) convert_out(hidden, piece.of(kept_.half_hidden));
+    call_.activation.forward(hidden, weights_.hidden_bias, active);
+    add_output(piece, active, call_.residual == Residual::kNorm ? normed : x);
+  }
+
+  at::Tensor normalize(const Piece& piece, const at::Tensor& x) const {
+    if (!ops::present(weights_.norm_weight)) return x;
+    const at::Tensor normed = piece.of_kept_or_in(kept_.norm, norm_buffer_);
+    ops::layer_norm_forward(x, weights_.norm_weight, weights_.norm_bias, call_.norm_eps, normed,
+                            piece.of(kept_.mean), piece.of(kept_.rstd));
+    return normed;
+  }
+
+  at::Tensor hidden_place(const Piece& piece) const {
+    if (!kept_.hidden.defined() && !hidden_buffer_.defined()) return piece.of(kept_.active);
+    return piece.of_kept_or_in(kept_.hidden, hidden_buffer_);
+  }
+
+  at::Tensor active_place(const Piece& piece, const at::Tensor& hidden) const {
+    if (!kept_.active.defined() && !active_buffer_.defined())
+      return call_.activation.within(hidden);
+    return piece.of_kept_or_in(kept_.active, active_buffer_);
+  }
+
+  // out = residual, where there is one, + dropout(active out_weight^T + bias)
+  void add_output(const Piece& piece, const at::Tensor& active, const at::Tensor& residual) const {
+    const at::Tensor out = piece.of(out_);
+    const at::Tensor& bias = weights_.out_bias;
+    const bool has_residual = call_.residual != Residual::kNone;
+    if (has_residual && call_.dropout_p == 0.0 && out.scalar_type() == at::kFloat) {
+      ops::add_bias(residual, bias, out);
+      ops::linear(active, out_product_, out, 1.0);
+      call_.out_adapters.add(active, out, piece.begin);
+      return;
+    }
+    ops::linear(active, out_product_, out, 0.0);
+    call_.out_adapters.add(active, out, piece.begin);
+    // Sums that are rounded are made in one pass: residual + bias alone would be rounded as well.
+    if (call_.dropout_p != 0.0 || has_residual) {
+      const kernels::Dropout dropout =
+          ops::dropout_from_seed(call_.dropout_p, static_cast<std::uint64_t>(call_.seed));
+      ops::dropout_add(dropout, out, bias, has_residual ? residual : at::Tensor(), out,
+                       piece.begin);
+    } else if (ops::present(bias)) {
+      ops::add_bias(out, bias, out);
+    }
+  }
+
+  const at::Tensor& x_;
+  const MlpWeights& weights_;
+  const Call& call_;
+  const Kept& kept_;
+  const at::Tensor& out_;
+  Pieces pieces_;
+  at::Tensor hidden_product_, out_product_;                 // the weights as the products read them
+  at::Tensor norm_buffer_, hidden_buffer_, active_buffer_;  // undefined: needed for no piece
+};
+
+// The adapters of both layers again, and where their gradients go.
+struct Adapters {
+  Adapters(AutogradContext* ctx, const variable_list& saved)
+      : hidden(ctx->saved_data, "hidden_adapters", at::TensorList(saved).slice(kAdapters)),
+        out(ctx->saved_data, "out_adapters",
+            at::TensorList(saved).slice(kAdapters + hidden.num_tensors())) {
+    for (std::size_t i = 0; i < hidden.num_tensors() + out.num_tensors(); ++i) {
+      const ops::ParameterGrad gradient(saved[kAdapters + i],
+                                        ctx->needs_input_grad(kNumWeights + i));
+      (i < hidden.num_tensors() ? hidden_gradients : out_gradients).push_back(gradient);
+      returned.push_back(gradient.returned);
+    }
+  }
+  ops::LowRankCall hidden, out;
+  std::vector<ops::ParameterGrad> hidden_gradients, out_gradients;
+  variable_list returned;
+};
+
+// Where the gradients of both layers go, but for the output's bias.
+struct LayerGrads {
+  LayerGrads(AutogradContext* ctx, const variable_list& saved)
+      : hidden_weight(saved[kHiddenWeight], ctx->needs_input_grad(kHiddenWeight)),
+        hidden_bias(saved[kHiddenBias], ctx->needs_input_grad(kHiddenBias)),
+        out_weight(saved[kOutWeight], ctx->needs_input_grad(kOutWeight)) {}
+  ops::ParameterGrad hidden_weight, hidden_bias, out_weight;
+};
+
+// Writes the gradients of both layers and of their adapters, and into `dx`, where it is defined,
+// that of what the hidden layer is given. `d` is the gradient of what the output layer returns; all
+// have all rows. Takes the half precision hidden layer out of what `ctx` saved. Its buffers live as
+// long as it.
+class BackwardPass {
+ public:
+  BackwardPass(AutogradContext* ctx, const variable_list& saved, const Adapters& adapters,
+               const LayerGrads& grads, const at::Tensor& x, const at::Tensor& d,
+               const at::Tensor& dx)
+      : saved_(saved),
+        saved_data_(ctx->saved_data),
+        activation_{ctx->saved_data["gated"].toBool(),
+                    static_cast<GeluKind>(ctx->saved_data["gelu"].toInt())},
+        adapters_(adapters),
+        grads_(grads),
+        x_(x),
+        d_(d),
+        dx_(dx),
+        pieces_(x.size(0)) {
+    const std::int64_t hidden_width = saved[kHiddenWeight].size(0);
+    const bool keeps_hidden = saved[kHidden].defined(), keeps_active = saved[kActivation].defined();
+    dhidden_buffer_ = pieces_.buffer(true, hidden_width, d);
+    hidden_product_ = ops::product_weight(saved[kHiddenWeight], d);
+    out_product_ = ops::product_weight(saved[kOutWeight], d);
+    half_hidden_ = ops::take_out(ctx->saved_data, "hidden");
+    reads_norm_ = ops::present(saved[kNormWeight]) &&
+                  (grads.hidden_weight.wanted() || !adapters.hidden.empty() ||
+                   (!keeps_hidden && !half_hidden_.defined()));
+    reads_active_ = grads.out_weight.wanted() || !adapters.out.empty();
+    norm_buffer_ = pieces_.buffer(reads_norm_ && !saved[kNorm].defined(), x.size(1), d);
+    hidden_buffer_ = pieces_.buffer(!keeps_hidden, hidden_width, d);
+    // Where the hidden layer is in a buffer of ours, its activation takes its place.
+    active_buffer_ = pieces_.buffer(keeps_hidden && !keeps_active && reads_active_,
+                                    activation_.width(hidden_width), d);
+  }
+
+  void run() const {
+    pieces_.for_each([&](const Piece& piece) { run(piece); });
+  }
+
+ private:
+  void run(const Piece& piece) const {
+    const at::Tensor d = piece.of(d_), dhidden = piece.in(dhidden_buffer_);
+    const at::Tensor normed = norm_again(piece), hidden = hidden_again(piece, normed);
+    const at::Tensor active = active_place(piece, hidden);
+    activation_grad(piece, d, hidden, active, dhidden);
+    weight_grads(piece, d, active, dhidden, normed);
+    if (dx_.defined()) input_grad(piece, dhidden);
+  }
+
+  // What the hidden layer was given, where it is read.
+  at::Tensor norm_again(const Piece& piece) const {
+    const at::Tensor x = piece.of(x_);
+    if (!reads_norm_) return x;
+    if (saved_[kNorm].defined()) return piece.of(saved_[kNorm]);
+    const at::Tensor normed = piece.in(norm_buffer_);
+    ops::layer_norm_apply(x, saved_[kNormWeight], saved_[kNormBias], piece.of(saved_[kMean]),
+                          piece.of(saved_[kRstd]), normed);
+    return normed;
+  }
+
+  at::Tensor hidden_again(const Piece& piece, const at::Tensor& normed) const {
+    if (saved_[kHidden].defined()) return piece.of(saved_[kHidden]);
+    const at::Tensor hidden = piece.in(hidden_buffer_);
+    if (half_hidden_.defined()) {
+      convert_out(piece.of(half_hidden_), hidden);
+    } else {
+      ops::linear(normed, hidden_product_, hidden, 0.0);
+      adapters_.hidden.add(normed, hidden, piece.begin);
+      ops::round_as_kept(saved_data_, hidden, x_.size(0) * hidden.size(1));
+    }
+    return hidden;
+  }
+
+  // Where the activation is or will be; undefined: nobody reads it.
+  at::Tensor active_place(const Piece& piece, const at::Tensor& hidden) const {
+    if (!reads_active_) return {};
+    if (!saved_[kActivation].defined() && !active_buffer_.defined())
+      return activation_.within(hidden);
+    return piece.of_kept_or_in(saved_[kActivation], active_buffer_);
+  }
+
+  // Writes dhidden and the gradient of the hidden bias, and the activation where it was not kept.
+  void activation_grad(const Piece& piece, const at::Tensor& d, const at::Tensor& hidden,
+                       const at::Tensor& active, const at::Tensor& dhidden) const {
+    const at::Tensor dactive = activation_.within(dhidden);
+    ops::linear_grad_input(d, out_product_, dactive);
+    adapters_.out.add_input_gradient(d, dactive, piece.begin);
+    activation_.backward(
+        hidden, saved_[kHiddenBias], dhidden, saved_[kActivation].defined() ? at::Tensor() : active,
+        grads_.hidden_bias.gradient, piece.begin != 0 || grads_.hidden_bias.accumulate);
+  }
+
+  void weight_grads(const Piece& piece, const at::Tensor& d, const at::Tensor& active,
+                    const at::Tensor& dhidden, const at::Tensor& normed) const {
+    adapters_.out.add_gradients(active, d, adapters_.out_gradients, piece.begin);
+    adapters_.hidden.add_gradients(normed, dhidden, adapters_.hidden_gradients, piece.begin);
+    const auto add = [&](const ops::ParameterGrad& grad, const at::Tensor& dy,
+                         const at::Tensor& given) {
+      if (grad.wanted())
+        ops::linear_grad_weight(dy, given, grad.gradient, piece.begin == 0 ? grad.beta() : 1.0);
+    };
+    add(grads_.out_weight, d, active);
+    add(grads_.hidden_weight, dhidden, normed);
+  }
+
+  void input_grad(const Piece& piece, const at::Tensor& dhidden) const {
+    const at::Tensor dx = piece.of(dx_);
+    ops::linear_grad_input(dhidden, hidden_product_, dx);
+    adapters_.hidden.add_input_gradient(dhidden, dx, piece.begin);
+  }
+
+  const variable_list& saved_;
+  const ops::SavedData& saved_data_;
+  Activation activation_;
+  const Adapters& adapters_;
+  const LayerGrads& grads_;
+  const at::Tensor &x_, &d_, &dx_;
+  Pieces pieces_;
+  at::Tensor dhidden_buffer_;
+  at::Tensor hidden_product_, out_product_;  // the weights as the products read them
+  at::Tensor half_hidden_;                   // undefined: not kept so
+  bool reads_norm_ = false, reads_active_ = false;
+  at::Tensor norm_buffer_, hidden_buffer_, active_buffer_;  // undefined: needed for no piece
+};
 
 // For a batch without rows, which adds nothing.
 void write_zeros(const ops::ParameterGrad& grad) {
@@ -126,128 +418,39 @@ struct Mlp : torch::autograd::Function<Mlp> {
                             const at::Tensor& hidden_weight, const at::Tensor& hidden_bias,
                             const at::Tensor& out_weight, const at::Tensor& out_bias,
                             at::TensorList adapters, const Call& call) {
-    const std::int64_t width = x.size(-1), hidden_width = hidden_weight.size(0),
-                       num_rows = width == 0 ? 0 : x.numel() / width;
-    const Pieces pieces(num_rows);
-    const std::int64_t most = std::min(num_rows, pieces.rows);
-    const bool has_norm = ops::present(norm_weight), wants = call.wants_grad;
-    const auto full = [&](bool keep, std::int64_t columns) {
-      return keep ? ops::make_values({num_rows, columns}, x) : at::Tensor();
-    };
-    const auto buffer = [&](bool needed, std::int64_t columns) {
-      return needed ? ops::make_values({most, columns}, x) : at::Tensor();
-    };
-    const auto row_floats = [&](bool needed) {
-      return needed ? ops::make_floats({num_rows, 1}, x) : at::Tensor();
-    };
+    const MlpWeights weights{norm_weight, norm_bias,  hidden_weight,
+                             hidden_bias, out_weight, out_bias};
+    const std::int64_t width = x.size(-1), num_rows = width == 0 ? 0 : x.numel() / width;
     const at::Tensor rows = x.view({num_rows, width});
-    const at::Tensor mean = row_floats(has_norm && call.norm == NormKind::kLayer),
-                     rstd = row_floats(has_norm);
-    const at::Tensor norm = full(has_norm && wants && call.keep_norm, width);
-    const bool halves =
-        wants && call.keep_hidden && ops::keeps_half(call.kept_type, num_rows * hidden_width);
-    const at::Tensor hidden = full(wants && call.keep_hidden && !halves, hidden_width);
-    const at::Tensor half_hidden =
-        halves ? at::empty({num_rows, hidden_width},
-                           x.options().dtype(*call.kept_type).requires_grad(false))
-               : at::Tensor();
-    const std::int64_t active_width = call.activation.width(hidden_width);
-    const at::Tensor active = full(wants && call.keep_activation, active_width);
+    const Kept kept(rows, weights, call);
     at::Tensor out = at::empty_like(x);
     const at::Tensor out_rows = out.view({num_rows, width});
-    {
-      const at::Tensor hidden_product = ops::product_weight(hidden_weight, x),
-                       out_product = ops::product_weight(out_weight, x);
-      const at::Tensor norm_piece = buffer(has_norm && !norm.defined(), width);
-      // Where the hidden layer is not kept, its activation takes its place, or a GELU that is kept
-      // gives it one.
-      const at::Tensor hidden_piece =
-          buffer(!hidden.defined() && (call.activation.gated || !active.defined()), hidden_width);
-      const at::Tensor active_piece = buffer(hidden.defined() && !active.defined(), active_width);
-      for (std::int64_t begin = 0; begin < num_rows; begin += pieces.rows) {
-        const std::int64_t count = std::min(pieces.rows, num_rows - begin);
-        const at::Tensor in = rows.narrow(0, begin, count);
-        at::Tensor normed = in;
-        if (has_norm) {
-          normed = piece(norm, norm_piece, begin, count);
-          ops::layer_norm_forward(in, norm_weight, norm_bias, call.norm_eps, normed,
-                                  part(mean, begin, count), part(rstd, begin, count));
-        }
-        const at::Tensor h = !hidden.defined() && !hidden_piece.defined()
-                                 ? active.narrow(0, begin, count)
-                                 : piece(hidden, hidden_piece, begin, count);
-        const at::Tensor a = active.defined() || active_piece.defined()
-                                 ? piece(active, active_piece, begin, count)
-                                 : call.activation.within(h);
-        ops::linear(normed, hidden_product, h, 0.0);
-        call.hidden_adapters.add(normed, h, begin);
-        if (halves) convert_out(h, half_hidden.narrow(0, begin, count));
-        call.activation.forward(h, hidden_bias, a);
-        add_output(a, out_product, out_bias, call.residual == Residual::kNorm ? normed : in, call,
-                   begin, out_rows.narrow(0, begin, count));
-      }
-    }
-    if (wants) {
-      variable_list tensors = {x,           norm_weight, norm_bias, hidden_weight,
-                               hidden_bias, out_weight,  out_bias,  {},
-                               {},          norm,        hidden,    active};
+    ForwardPass(rows, weights, call, kept, out_rows).run();
+    if (call.wants_grad) {
+      variable_list tensors = {x,           norm_weight, norm_bias,   hidden_weight,
+                               hidden_bias, out_weight,  out_bias,    {},
+                               {},          kept.norm,   kept.hidden, kept.active};
       tensors.insert(tensors.end(), adapters.begin(), adapters.end());
-      ctx->save_for_backward(std::move(tensors));
-      ops::keep_exact(ctx->saved_data, "mean", mean);
-      ops::keep_exact(ctx->saved_data, "rstd", rstd);
-      ops::keep_exact(ctx->saved_data, "hidden", half_hidden);
-      ops::keep_type(ctx->saved_data, call.kept_type);
-      ctx->saved_data["gated"] = call.activation.gated;
-      ctx->saved_data["gelu"] = static_cast<std::int64_t>(call.activation.gelu);
-      ctx->saved_data["residual"] = static_cast<std::int64_t>(call.residual);
-      ctx->saved_data["dropout_p"] = call.dropout_p;
-      ctx->saved_data["seed"] = call.seed;
-      call.hidden_adapters.keep(ctx->saved_data, "hidden_adapters");
-      call.out_adapters.keep(ctx->saved_data, "out_adapters");
+      save(ctx, std::move(tensors), kept, call);
     }
     return out;
   }
 
-  // out = x, where there is a residual, + dropout(active out_weight^T + bias)
-  static void add_output(const at::Tensor& active, const at::Tensor& weight, const at::Tensor& bias,
-                         const at::Tensor& x, const Call& call, std::int64_t first_row,
-                         const at::Tensor& out) {
-    const bool has_residual = call.residual != Residual::kNone;
-    if (has_residual && call.dropout_p == 0.0 && out.scalar_type() == at::kFloat) {
-      ops::add_bias(x, bias, out);
-      ops::linear(active, weight, out, 1.0);
-      call.out_adapters.add(active, out, first_row);
-      return;
-    }
-    ops::linear(active, weight, out, 0.0);
-    call.out_adapters.add(active, out, first_row);
-    // Sums that are rounded are made in one pass: x + bias alone would be rounded as well.
-    if (call.dropout_p != 0.0 || has_residual) {
-      const kernels::Dropout dropout =
-          ops::dropout_from_seed(call.dropout_p, static_cast<std::uint64_t>(call.seed));
-      ops::dropout_add(dropout, out, bias, has_residual ? x : at::Tensor(), out, first_row);
-    } else if (ops::present(bias)) {
-      ops::add_bias(out, bias, out);
-    }
+  static void save(AutogradContext* ctx, variable_list tensors, const Kept& kept,
+                   const Call& call) {
+    ctx->save_for_backward(std::move(tensors));
+    ops::keep_exact(ctx->saved_data, "mean", kept.mean);
+    ops::keep_exact(ctx->saved_data, "rstd", kept.rstd);
+    ops::keep_exact(ctx->saved_data, "hidden", kept.half_hidden);
+    ops::keep_type(ctx->saved_data, call.kept_type);
+    ctx->saved_data["gated"] = call.activation.gated;
+    ctx->saved_data["gelu"] = static_cast<std::int64_t>(call.activation.gelu);
+    ctx->saved_data["residual"] = static_cast<std::int64_t>(call.residual);
+    ctx->saved_data["dropout_p"] = call.dropout_p;
+    ctx->saved_data["seed"] = call.seed;
+    call.hidden_adapters.keep(ctx->saved_data, "hidden_adapters");
+    call.out_adapters.keep(ctx->saved_data, "out_adapters");
   }
-
-  // The adapters of both layers again, and where their gradients go.
-  struct Adapters {
-    Adapters(AutogradContext* ctx, const variable_list& saved)
-        : hidden(ctx->saved_data, "hidden_adapters", at::TensorList(saved).slice(kAdapters)),
-          out(ctx->saved_data, "out_adapters",
-              at::TensorList(saved).slice(kAdapters + hidden.num_tensors())) {
-      for (std::size_t i = 0; i < hidden.num_tensors() + out.num_tensors(); ++i) {
-        const ops::ParameterGrad gradient(saved[kAdapters + i],
-                                          ctx->needs_input_grad(kNumWeights + i));
-        (i < hidden.num_tensors() ? hidden_gradients : out_gradients).push_back(gradient);
-        returned.push_back(gradient.returned);
-      }
-    }
-    ops::LowRankCall hidden, out;
-    std::vector<ops::ParameterGrad> hidden_gradients, out_gradients;
-    variable_list returned;
-  };
 
   static variable_list backward(AutogradContext* ctx, variable_list grads) {
     ops::check_differentiated_once("mlp");
@@ -276,7 +479,7 @@ struct Mlp : torch::autograd::Function<Mlp> {
                              ctx->needs_input_grad(kNormBias);
     at::Tensor dx = needs_input ? at::empty_like(dout) : at::Tensor();
     const at::Tensor dx_rows = needs_input ? dx.view({num_rows, width}) : dx;
-    hidden_grads(ctx, saved, adapters, rows, d, dx_rows, result);
+    layer_grads(ctx, saved, adapters, rows, d, dx_rows, result);
     if (!needs_input) return result;
     d = at::Tensor();
     finish_input_grad(ctx, saved, rows, dout_rows, dx_rows, result);
@@ -284,92 +487,23 @@ struct Mlp : torch::autograd::Function<Mlp> {
     return result;
   }
 
-  // Writes the gradients of both weights, of the hidden bias and of the adapters, and into `dx`,
-  // where it is defined, the gradient of what the hidden layer is given.
-  static void hidden_grads(AutogradContext* ctx, const variable_list& saved,
-                           const Adapters& adapters, const at::Tensor& rows, const at::Tensor& d,
-                           const at::Tensor& dx, variable_list& result) {
-    const Activation activation{ctx->saved_data["gated"].toBool(),
-                                static_cast<GeluKind>(ctx->saved_data["gelu"].toInt())};
-    const ops::ParameterGrad dhidden_weight(saved[kHiddenWeight],
-                                            ctx->needs_input_grad(kHiddenWeight));
-    const ops::ParameterGrad dhidden_bias(saved[kHiddenBias], ctx->needs_input_grad(kHiddenBias));
-    const ops::ParameterGrad dout_weight(saved[kOutWeight], ctx->needs_input_grad(kOutWeight));
-    result[kHiddenWeight] = dhidden_weight.returned;
-    result[kHiddenBias] = dhidden_bias.returned;
-    result[kOutWeight] = dout_weight.returned;
-    const std::int64_t num_rows = rows.size(0), width = rows.size(1),
-                       hidden_width = saved[kHiddenWeight].size(0);
-    if (num_rows == 0) {
-      for (const ops::ParameterGrad* grad : {&dhidden_weight, &dhidden_bias, &dout_weight})
+  // Both layers, their adapters and the activation between them.
+  static void layer_grads(AutogradContext* ctx, const variable_list& saved,
+                          const Adapters& adapters, const at::Tensor& rows, const at::Tensor& d,
+                          const at::Tensor& dx, variable_list& result) {
+    const LayerGrads grads(ctx, saved);
+    result[kHiddenWeight] = grads.hidden_weight.returned;
+    result[kHiddenBias] = grads.hidden_bias.returned;
+    result[kOutWeight] = grads.out_weight.returned;
+    if (rows.size(0) == 0) {
+      for (const ops::ParameterGrad* grad :
+           {&grads.hidden_weight, &grads.hidden_bias, &grads.out_weight})
         write_zeros(*grad);
       for (const auto* gradients : {&adapters.hidden_gradients, &adapters.out_gradients}) {
         for (const ops::ParameterGrad& grad : *gradients) write_zeros(grad);
       }
     }
-    const Pieces pieces(num_rows);
-    const std::int64_t most = std::min(num_rows, pieces.rows);
-    const bool has_norm = ops::present(saved[kNormWeight]);
-    const at::Tensor dhidden = ops::make_values({most, hidden_width}, d);
-    const at::Tensor hidden_product = ops::product_weight(saved[kHiddenWeight], d),
-                     out_product = ops::product_weight(saved[kOutWeight], d);
-    const at::Tensor half_hidden = ops::take_out(ctx->saved_data, "hidden");
-    const bool reads_norm = dhidden_weight.wanted() || !adapters.hidden.empty() ||
-                            (!saved[kHidden].defined() && !half_hidden.defined()),
-               reads_active = dout_weight.wanted() || !adapters.out.empty();
-    const bool makes_norm = has_norm && reads_norm && !saved[kNorm].defined();
-    const at::Tensor norm_piece = makes_norm ? ops::make_values({most, width}, d) : at::Tensor();
-    const at::Tensor hidden_piece =
-        saved[kHidden].defined() ? at::Tensor() : ops::make_values({most, hidden_width}, d);
-    // Where the hidden layer is in a buffer of ours, its activation takes its place.
-    const bool reuses = !saved[kHidden].defined() && !saved[kActivation].defined();
-    const at::Tensor active_piece =
-        saved[kActivation].defined() || reuses || !reads_active
-            ? at::Tensor()
-            : ops::make_values({most, activation.width(hidden_width)}, d);
-    for (std::int64_t begin = 0; begin < num_rows; begin += pieces.rows) {
-      const std::int64_t count = std::min(pieces.rows, num_rows - begin);
-      const at::Tensor d_piece = d.narrow(0, begin, count), dh = dhidden.narrow(0, 0, count);
-      at::Tensor normed = rows.narrow(0, begin, count);
-      if (has_norm && reads_norm) {
-        normed = piece(saved[kNorm], norm_piece, begin, count);
-        if (makes_norm) {
-          ops::layer_norm_apply(rows.narrow(0, begin, count), saved[kNormWeight], saved[kNormBias],
-                                part(saved[kMean], begin, count), part(saved[kRstd], begin, count),
-                                normed);
-        }
-      }
-      const at::Tensor h = piece(saved[kHidden], hidden_piece, begin, count);
-      const at::Tensor a = !reads_active ? at::Tensor()
-                           : reuses      ? activation.within(h)
-                                         : piece(saved[kActivation], active_piece, begin, count);
-      if (half_hidden.defined()) {
-        convert_out(half_hidden.narrow(0, begin, count), h);
-      } else if (!saved[kHidden].defined()) {
-        ops::linear(normed, hidden_product, h, 0.0);
-        adapters.hidden.add(normed, h, begin);
-        ops::round_as_kept(ctx->saved_data, h, num_rows * hidden_width);
-      }
-      const at::Tensor da = activation.within(dh);
-      ops::linear_grad_input(d_piece, out_product, da);
-      adapters.out.add_input_gradient(d_piece, da, begin);
-      activation.backward(h, saved[kHiddenBias], dh,
-                          saved[kActivation].defined() ? at::Tensor() : a, dhidden_bias.gradient,
-                          begin != 0 || dhidden_bias.accumulate);
-      adapters.out.add_gradients(a, d_piece, adapters.out_gradients, begin);
-      adapters.hidden.add_gradients(normed, dh, adapters.hidden_gradients, begin);
-      if (dout_weight.wanted())
-        ops::linear_grad_weight(d_piece, a, dout_weight.gradient,
-                                begin == 0 ? dout_weight.beta() : 1.0);
-      if (dhidden_weight.wanted()) {
-        ops::linear_grad_weight(dh, normed, dhidden_weight.gradient,
-                                begin == 0 ? dhidden_weight.beta() : 1.0);
-      }
-      if (!dx.defined()) continue;
-      const at::Tensor dx_piece = dx.narrow(0, begin, count);
-      ops::linear_grad_input(dh, hidden_product, dx_piece);
-      adapters.hidden.add_input_gradient(dh, dx_piece, begin);
-    }
+    BackwardPass(ctx, saved, adapters, grads, rows, d, dx).run();
   }
 
   // Through the norm and the residual, in place.
