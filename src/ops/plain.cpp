@@ -8,6 +8,7 @@
 
 #include <cmath>
 #include <limits>
+#include <utility>
 
 namespace headroom::ops {
 namespace {
@@ -16,17 +17,15 @@ c10::optional<at::Tensor> optional(const at::Tensor& tensor) {
   return tensor.defined() ? c10::optional<at::Tensor>(tensor) : c10::optional<at::Tensor>();
 }
 
-}  // namespace
+// Of each head of queries, (B, H, T, D).
+struct Heads {
+  at::Tensor q, k, v;
+};
 
-at::Tensor plain_attention(const at::Tensor& qkv, std::int64_t num_heads,
-                           const AttentionOptions& options) {
+Heads split_heads(const at::Tensor& qkv, std::int64_t num_heads, const AttentionOptions& options) {
   const std::int64_t num_kv_heads = options.num_kv_heads.value_or(num_heads),
-                     head_size = qkv.size(2) / (num_heads + 2 * num_kv_heads);
-  const std::int64_t num_samples = qkv.size(0), length = qkv.size(1),
-                     channels = num_heads * head_size;
-  const bool causal = options.causal;
-  const double dropout_p = options.dropout_p;
-  const at::Tensor key_mask = key_mask_of(options, qkv);
+                     head_size = qkv.size(2) / (num_heads + 2 * num_kv_heads),
+                     num_samples = qkv.size(0), length = qkv.size(1);
   const auto heads = [&](std::int64_t first, std::int64_t count) {  // (B, count, T, D)
     return qkv.slice(2, first * head_size, (first + count) * head_size)
         .view({num_samples, length, count, head_size})
@@ -43,15 +42,13 @@ at::Tensor plain_attention(const at::Tensor& qkv, std::int64_t num_heads,
     k = k.repeat_interleave(num_heads / num_kv_heads, 1);
     v = v.repeat_interleave(num_heads / num_kv_heads, 1);
   }
-#ifdef HEADROOM_HAS_FUSED_ATTENTION
-  if (!qkv.is_cpu() && !key_mask.defined()) {
-    return at::scaled_dot_product_attention(q, k, v, {}, dropout_p, causal)
-        .transpose(1, 2)
-        .reshape({num_samples, length, channels});
-  }
-#endif
-  at::Tensor scores = at::matmul(q, k.transpose(-2, -1)) *
-                      (1.0 / std::sqrt(static_cast<double>(head_size)));  // (B, H, T, T)
+  return {std::move(q), std::move(k), std::move(v)};
+}
+
+// True for keys that a query must not see, as (B or 1, 1, T or 1, T) or (T, T); undefined when all
+// may be seen. `key_mask` is that of key_mask_of().
+at::Tensor hidden_keys(bool causal, const at::Tensor& key_mask, const at::Tensor& qkv) {
+  const std::int64_t num_samples = qkv.size(0), length = qkv.size(1);
   at::Tensor hidden;
   if (causal)
     hidden = at::ones({length, length}, qkv.options().dtype(at::kBool).requires_grad(false))
@@ -65,20 +62,42 @@ at::Tensor plain_attention(const at::Tensor& qkv, std::int64_t num_heads,
             : key_mask.logical_not().view({num_samples, 1, 1, length});
     hidden = hidden.defined() ? hidden.logical_or(masked) : masked;
   }
-  at::Tensor weights;
-  if (hidden.defined()) {
-    // A row without any visible key would be 0/0: its scores are left alone, and its weights set to
-    // 0 afterwards.
-    const at::Tensor blind = hidden.all(-1, true);
-    weights = at::softmax(scores.masked_fill(hidden.logical_and(blind.logical_not()),
-                                             -std::numeric_limits<double>::infinity()),
-                          -1)
-                  .masked_fill(blind, 0.0);
-  } else {
-    weights = at::softmax(scores, -1);
+  return hidden;
+}
+
+at::Tensor softmax_of_visible(const at::Tensor& scores, const at::Tensor& hidden) {
+  if (!hidden.defined()) return at::softmax(scores, -1);
+  // A row without any visible key would be 0/0: its scores are left alone, and its weights set to 0
+  // afterwards.
+  const at::Tensor blind = hidden.all(-1, true);
+  return at::softmax(scores.masked_fill(hidden.logical_and(blind.logical_not()),
+                                        -std::numeric_limits<double>::infinity()),
+                     -1)
+      .masked_fill(blind, 0.0);
+}
+
+}  // namespace
+
+at::Tensor plain_attention(const at::Tensor& qkv, std::int64_t num_heads,
+                           const AttentionOptions& options) {
+  const at::Tensor key_mask = key_mask_of(options, qkv);
+  const Heads heads = split_heads(qkv, num_heads, options);
+  const std::int64_t head_size = heads.q.size(3);
+  const auto join = [&](const at::Tensor& y) {  // (B, H, T, D) -> (B, T, H D)
+    return y.transpose(1, 2).reshape({qkv.size(0), qkv.size(1), num_heads * head_size});
+  };
+#ifdef HEADROOM_HAS_FUSED_ATTENTION
+  if (!qkv.is_cpu() && !key_mask.defined()) {
+    return join(at::scaled_dot_product_attention(heads.q, heads.k, heads.v, {}, options.dropout_p,
+                                                 options.causal));
   }
-  if (dropout_p > 0.0) weights = at::dropout(weights, dropout_p, true);
-  return at::matmul(weights, v).transpose(1, 2).reshape({num_samples, length, channels});
+#endif
+  const at::Tensor scores = at::matmul(heads.q, heads.k.transpose(-2, -1)) *
+                            (1.0 / std::sqrt(static_cast<double>(head_size)));  // (B, H, T, T)
+  const at::Tensor hidden = hidden_keys(options.causal, key_mask, qkv);
+  at::Tensor weights = softmax_of_visible(scores, hidden);
+  if (options.dropout_p > 0.0) weights = at::dropout(weights, options.dropout_p, true);
+  return join(at::matmul(weights, heads.v));
 }
 
 at::Tensor plain_layer_norm(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias,
