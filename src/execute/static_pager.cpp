@@ -85,7 +85,9 @@ StaticPager::StaticPager(const Chain& chain, std::string folder, const StateByte
       unit.bytes[static_cast<std::size_t>(PageKind::kState)] += state;
       const bool is_plain = parameter.is_contiguous() && parameter.scalar_type() == at::kFloat;
       if (may_stream_state && is_plain && state > 0) {
-        unit.stream_bytes = std::max(unit.stream_bytes, state_stream_bytes(bytes, state));
+        // The gradients of the parameters before are gone by then.
+        const std::int64_t gone = unit.bytes_of(PageKind::kGradients) - bytes;
+        unit.stream_bytes = std::max(unit.stream_bytes, state_stream_bytes(bytes, state) - gone);
       } else {
         whole_only.insert(found->second);
       }
@@ -280,6 +282,16 @@ void StaticPager::prepare_state(const Page& page) {
     if (group != group_of_.end() && parameter.requires_grad())
       optimizer_->prepare_state(parameter, group->second);
   }
+}
+
+void StaticPager::drop_gradient(std::size_t unit, at::Tensor& parameter) {
+  const c10::StorageImpl* storage = parameter.grad().storage().unsafeGetStorageImpl();
+  std::vector<Item>& items = pages_[Page{unit, PageKind::kGradients}.index()];
+  const auto known = std::find_if(items.begin(), items.end(), [&](const Item& item) {
+    return item.storage.unsafeGetStorageImpl() == storage;
+  });
+  if (known != items.end()) items.erase(known);
+  parameter.mutable_grad() = at::Tensor();
 }
 
 void StaticPager::step_streaming(at::Tensor& parameter) {

@@ -65,6 +65,9 @@ class StaticPager {
   /// Ends a walk anywhere: what was read is dropped, what was changed is lost. Never throws.
   void abandon() noexcept;
 
+  /// Frees the gradient of a parameter of this unit, which its update has used up. It must be
+  /// defined, and the walk must have brought it.
+  void drop_gradient(std::size_t unit, at::Tensor& parameter);
   /// Updates a parameter of a unit whose state passes in pieces; the walk has brought its weights
   /// and its gradient.
   void step_streaming(at::Tensor& parameter);

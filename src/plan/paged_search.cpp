@@ -14,12 +14,14 @@ namespace {
 // Micro-batches between the first and the last are alike: one of them is walked for all.
 constexpr std::int64_t kMostWalked = 3;
 
-// The operations of `num_steps` micro-batches of this schedule.
-std::vector<PageStep> operations_of(const PagedRequest& request, const Schedule& schedule,
-                                    std::int64_t input_bytes, std::int64_t num_steps) {
+// The operations of `num_steps` micro-batches of these schedules.
+std::vector<PageStep> operations_of(const PagedRequest& request, const Schedule& first,
+                                    const Schedule& later, std::int64_t input_bytes,
+                                    std::int64_t num_steps) {
   std::vector<PageStep> all;
   for (std::int64_t micro = 0; micro < num_steps; ++micro) {
-    std::vector<PageStep> steps = micro_batch_steps(request.units, schedule, micro > 0);
+    std::vector<PageStep> steps =
+        micro_batch_steps(request.units, micro > 0 ? later : first, micro > 0);
     for (PageStep& step : steps) {
       step.peak_bytes += input_bytes;
       step.before_bytes += input_bytes;
@@ -118,12 +120,12 @@ class PagePeaks {
 
 class PagedSize {
  public:
-  PagedSize(const PagedRequest& request, std::int64_t num_steps, MicroBatchCosts costs)
+  PagedSize(const PagedRequest& request, std::int64_t num_steps, PagedCosts costs)
       : request_(request),
         num_steps_(num_steps),
         size_(divide_up(request.num_samples, num_steps)),
         costs_(std::move(costs)),
-        solver_(costs_.chain, PlanRequest::quick()) {}
+        solver_(num_steps == 1 ? costs_.first : costs_.later, PlanRequest::quick()) {}
 
   std::int64_t floor() {
     const Schedule schedule = solver_.schedule(solver_.smallest_budget_bytes());
@@ -177,16 +179,17 @@ class PagedSize {
   // The most that pages take where every stage is run once forward and once backward.
   std::int64_t pages_alone(const PagingPlan& paging) const {
     Schedule schedule;
-    const auto num_stages = static_cast<int>(costs_.chain.stages.size());
+    const auto num_stages = static_cast<int>(costs_.first.stages.size());
     for (int stage = 0; stage < num_stages; ++stage)
       schedule.operations.push_back({OperationKind::kForwardKeep, stage, 0, 0});
     for (int stage = num_stages; stage-- > 0;)
       schedule.operations.push_back({OperationKind::kBackward, stage, 0, 0});
     schedule.curve.resize(schedule.operations.size());
     return replay(paging,
-                  window_steps(
-                      paging,
-                      operations_of(request_, schedule, 0, std::min(num_steps_, kMostWalked)), 0),
+                  window_steps(paging,
+                               operations_of(request_, schedule, schedule, 0,
+                                             std::min(num_steps_, kMostWalked)),
+                               0),
                   request_.disk)
         .forward_peak_bytes;
   }
@@ -197,8 +200,10 @@ class PagedSize {
   };
 
   Steps steps_for(const PagingPlan& paging, const Schedule& schedule) const {
+    const Schedule first = schedule_from_operations(costs_.first, schedule.operations);
     const auto steps = [&](std::int64_t number) {
-      return window_steps(paging, operations_of(request_, schedule, costs_.input_bytes, number),
+      return window_steps(paging,
+                          operations_of(request_, first, schedule, costs_.input_bytes, number),
                           request_.update_ns);
     };
     if (num_steps_ <= kMostWalked) return {steps(num_steps_), {}};
@@ -288,7 +293,7 @@ class PagedSize {
   const PagedRequest& request_;
   const std::int64_t num_steps_;
   const std::int64_t size_;
-  const MicroBatchCosts costs_;
+  const PagedCosts costs_;
   ChainSolver solver_;
 };
 
@@ -309,7 +314,7 @@ template <typename Visit>
 void each_size(const PagedRequest& request, Visit visit) {
   for (const std::int64_t steps : numbers_of_steps(request)) {
     if (request.before_each) request.before_each();
-    if (auto costs = request.costs(divide_up(request.num_samples, steps), steps)) {
+    if (auto costs = request.costs(divide_up(request.num_samples, steps))) {
       PagedSize size(request, steps, *std::move(costs));
       visit(size);
     }

@@ -13,6 +13,14 @@
 
 namespace headroom {
 
+/// What micro-batches of one size cost. The bytes of parameter gradients are not part of it, only
+/// what else operations need while gradients appear or are added to.
+struct PagedCosts {
+  ChainCosts first;  ///< of the first of an update, within whose backward gradients appear
+  ChainCosts later;  ///< of the others, which find gradients
+  std::int64_t input_bytes = 0;  ///< in memory from a micro-batch's forward to its backward
+};
+
 struct PagedRequest {
   std::int64_t budget_bytes = 0;      ///< everything that may be live at once
   std::int64_t num_samples = 0;       ///< of one update
@@ -22,9 +30,8 @@ struct PagedRequest {
   std::int64_t update_ns = 0;       ///< of clipping and updating everything
   bool may_update_in_backward = false;  ///< nothing needs all gradients at once
   DiskSpeed disk;
-  /// Of a micro-batch of this size, one of `num_steps` of the update; the bytes of parameter
-  /// gradients are not part of it. Nothing: known not to fit.
-  std::function<std::optional<MicroBatchCosts>(std::int64_t size, std::int64_t num_steps)> costs;
+  /// Of micro-batches of this size. Nothing: known not to fit.
+  std::function<std::optional<PagedCosts>(std::int64_t size)> costs;
   std::function<void()> before_each;  ///< called now and then; whatever it throws ends the search
 };
 

@@ -46,13 +46,12 @@ PagedRequest RankPlanner::paged_request(std::int64_t budget_bytes, const DiskSpe
   paged.update_ns = choice_of(GradientMode::kPreallocated).optimizer_ns;
   paged.may_update_in_backward = settings_.may_update_in_backward;
   paged.disk = disk;
-  paged.costs = [this](std::int64_t size,
-                       std::int64_t num_steps) -> std::optional<MicroBatchCosts> {
+  paged.costs = [this](std::int64_t size) -> std::optional<PagedCosts> {
     if (!may_fit(size)) return std::nullopt;
-    MicroBatchCosts costs =
-        costs_of(size, num_steps == 1 ? GradientMode::kUnallocated : GradientMode::kPreallocated);
-    costs.chain = with_gradients_allocated(std::move(costs.chain));
-    return costs;
+    MicroBatchCosts first = costs_of(size, GradientMode::kUnallocated);
+    MicroBatchCosts later = costs_of(size, GradientMode::kPreallocated);
+    return PagedCosts{with_gradients_allocated(std::move(first.chain)),
+                      with_gradients_allocated(std::move(later.chain)), first.input_bytes};
   };
   paged.before_each = throw_if_stopped;
   return paged;

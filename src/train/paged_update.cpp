@@ -189,7 +189,7 @@ void PagedUpdate::update_unit(std::size_t unit) {
     if (is_skipping_) {
       parameter.mutable_grad() = at::Tensor();
     } else {
-      update(parameter, factor_, pager_->plan().streams(unit));
+      update(parameter, factor_, unit);
     }
   }
   has_updated_ = in_backward && !is_skipping_;
@@ -217,7 +217,7 @@ void PagedUpdate::finish() {
   waiting_.reset();
 }
 
-void PagedUpdate::update(at::Tensor& parameter, double factor, bool streams) {
+void PagedUpdate::update(at::Tensor& parameter, double factor, std::optional<std::size_t> unit) {
   const auto group = group_of_.find(parameter.unsafeGetTensorImpl());
   if (group == group_of_.end() || !parameter.grad().defined()) return;
   if (factor < 1.0) parameter.grad().mul_(factor);
@@ -225,9 +225,17 @@ void PagedUpdate::update(at::Tensor& parameter, double factor, bool streams) {
   auto& options = optimizer_.param_groups()[group->second].options();
   const double learning_rate = options.get_lr();
   if (waiting_) options.set_lr(waiting_->learning_rates[group->second]);
-  streams ? pager_->step_streaming(parameter) : optimizer_.step_parameter(parameter, group->second);
+  if (unit && pager_->plan().streams(*unit)) {
+    pager_->step_streaming(parameter);
+  } else {
+    optimizer_.step_parameter(parameter, group->second);
+  }
   options.set_lr(learning_rate);
-  parameter.mutable_grad() = at::Tensor();
+  if (unit) {
+    pager_->drop_gradient(*unit, parameter);
+  } else {
+    parameter.mutable_grad() = at::Tensor();
+  }
 }
 
 void PagedUpdate::abandon() noexcept {

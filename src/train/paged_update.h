@@ -71,7 +71,7 @@ class PagedUpdate {
   void complete(const at::Tensor& parameter);
   bool is_finite(std::size_t unit) const;
   void update_unit(std::size_t unit);
-  void update(at::Tensor& parameter, double factor, bool streams = false);
+  void update(at::Tensor& parameter, double factor, std::optional<std::size_t> unit = {});
   void end_walk();
 
   StaticPager* pager_;

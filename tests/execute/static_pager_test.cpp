@@ -26,6 +26,17 @@ namespace nn = torch::nn;
 
 constexpr std::int64_t kWidth = 48;
 
+// A stage whose largest parameter is neither the first nor the last.
+struct NormedLinear : nn::Module {
+  nn::LayerNorm norm{nn::LayerNormOptions({kWidth})};
+  nn::Linear linear{kWidth, kWidth};
+  NormedLinear() {
+    register_module("norm", norm);
+    register_module("linear", linear);
+  }
+  at::Tensor forward(const at::Tensor& input) { return linear->forward(norm->forward(input)); }
+};
+
 class StaticPagerTest : public ::testing::Test {
  protected:
   StaticPagerTest()
@@ -137,6 +148,56 @@ TEST_F(StaticPagerTest, AnUpdateGivesTheSameBitsPagedOrNot) {
     EXPECT_TRUE(torch::equal(results[0][i], results[2][i])) << i;
   }
   EXPECT_FALSE(torch::equal(results[0][0], before_[0]));
+}
+
+// The gradients of parameters that are updated already make room for the pieces of the next one's
+// state, those that came from disk as well.
+TEST_F(StaticPagerTest, StateInPiecesTakesTheBytesThatItsUnitSays) {
+  constexpr std::int64_t kNorm = kWidth * 4, kMatrix = kWidth * kWidth * 4, kScalars = 64;
+  nn::Sequential network;
+  for (int i = 0; i < 3; ++i) network->push_back(std::make_shared<NormedLinear>());
+  const Chain chain = Chain::from_sequential(network.ptr(), summed_cross_entropy);
+  const auto optimizer = make_optimizer(config_, chain.named_parameters());
+  StaticPager pager(
+      chain, folder_.string(),
+      [&](const at::Tensor& like) { return optimizer_state_bytes(config_, {like.sizes().vec()}); },
+      /*may_stream_state=*/true);
+  pager.use_optimizer(optimizer.get());
+  PagingPlan plan;
+  plan.units = pager.units();
+  plan.is_paged.assign(plan.units.size(), {true, true, true});
+  plan.streams_state.assign(plan.units.size(), true);
+  pager.adopt(plan);
+  const std::size_t num_units = plan.units.size();
+  std::vector<PageStep> steps(num_units);
+  for (std::size_t unit = 0; unit < num_units; ++unit)
+    steps[unit].uses = {{{unit, PageKind::kWeights}},
+                        {{unit, PageKind::kGradients}, true, true, false}};
+  for (PageStep& step : update_steps(plan, 0)) steps.push_back(step);
+  MemoryMeter& meter = MemoryMeter::instance();
+  for (int update = 0; update < 2; ++update) {
+    pager.start(steps);
+    for (std::size_t i = 0; i < steps.size(); ++i) {
+      pager.before(i);
+      const std::size_t unit = i % num_units;
+      const std::int64_t live = meter.live_bytes();
+      meter.reset_peak();
+      for (at::Tensor parameter : pager.parameters(unit)) {
+        if (i < num_units) {
+          parameter.mutable_grad() = torch::ones_like(parameter);
+        } else {
+          pager.step_streaming(parameter);
+          pager.drop_gradient(unit, parameter);
+        }
+      }
+      if (i < num_units) continue;
+      EXPECT_EQ(plan.units[unit].stream_bytes, 2 * kMatrix - 2 * kNorm);
+      EXPECT_GE(meter.peak_bytes() - live, plan.units[unit].stream_bytes) << unit;
+      EXPECT_LE(meter.peak_bytes() - live, plan.units[unit].stream_bytes + kScalars) << unit;
+      EXPECT_EQ(meter.live_bytes(), live - plan.units[unit].bytes_of(PageKind::kGradients));
+    }
+    pager.before(steps.size());
+  }
 }
 
 TEST_F(StaticPagerTest, AFailedReadLeavesTheWeightsAsTheyWere) {

@@ -54,8 +54,9 @@ inline std::int64_t paged_floor_of(const PagedCase& test, const std::string& fol
   request.resident_bytes = plan.bytes_by_owner.at("weights") + plan.bytes_by_owner.at("other");
   for (const PageUnit& unit : request.units)
     request.resident_bytes -= unit.bytes_of(PageKind::kWeights);
-  request.costs = [&](std::int64_t, std::int64_t) -> std::optional<MicroBatchCosts> {
-    return MicroBatchCosts{with_gradients_allocated(plan.costs), plan.batch.input_bytes};
+  request.costs = [&](std::int64_t) -> std::optional<PagedCosts> {
+    const ChainCosts costs = with_gradients_allocated(plan.costs);
+    return PagedCosts{costs, costs, plan.batch.input_bytes};
   };
   return paged_floor(request);
 }

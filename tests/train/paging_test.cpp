@@ -23,10 +23,8 @@ class Paging : public ::testing::TestWithParam<PagedCase> {};
 TEST_P(Paging, EveryBudgetGivesTheSameNumbersAndThePredictedPeak) {
   set_log_quiet(true);
   const PagedCase test = GetParam();
-  // The gradients of the first micro-batch appear within the operations that are counted with them;
-  // that shows where no later one needs as much: a single one, or an update inside backward. How
-  // much depends on the plan, and so on measured times.
-  constexpr double kMostAbove = 1.06;
+  // Updates are counted with scalars that operators make of numbers; not every optimizer has any.
+  constexpr std::int64_t kScalarBytes = 64;
   const ScratchFolder folder("paging");
   const TrainResults plain = train(test, 0, folder.path());
   const std::int64_t floor = paged_floor_of(test, folder.path());
@@ -44,8 +42,7 @@ TEST_P(Paging, EveryBudgetGivesTheSameNumbersAndThePredictedPeak) {
     EXPECT_EQ(results.num_recoveries, 0);
     EXPECT_LE(results.peak_memory_bytes, budget);
     EXPECT_LE(results.peak_memory_bytes, results.predicted_peak_bytes);
-    EXPECT_LE(static_cast<double>(results.predicted_peak_bytes),
-              kMostAbove * static_cast<double>(results.peak_memory_bytes));
+    EXPECT_LE(results.predicted_peak_bytes, results.peak_memory_bytes + kScalarBytes);
   }
 }
 

@@ -18,8 +18,8 @@ struct PageUnit {
   std::string name;         ///< of the first stage that uses them
   std::vector<int> stages;  ///< all of them, from 0, in order
   std::array<std::int64_t, kNumPageKinds> bytes{};
-  /// Of the buffers through which the state can pass in pieces at an update, instead of being in
-  /// memory as a whole; 0: it cannot.
+  /// What the buffers through which the state can pass in pieces at an update, instead of being in
+  /// memory as a whole, take at most above weights and gradients; 0: it cannot.
   std::int64_t stream_bytes = 0;
 
   std::int64_t bytes_of(PageKind kind) const { return bytes[static_cast<std::size_t>(kind)]; }
