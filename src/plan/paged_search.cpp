@@ -5,7 +5,6 @@
 #include "plan/simulate.h"
 
 #include <algorithm>
-#include <limits>
 #include <utility>
 
 namespace headroom {
@@ -310,14 +309,23 @@ std::vector<std::int64_t> numbers_of_steps(const PagedRequest& request) {
   return numbers;
 }
 
+// Whether there is a schedule at all: of a stage that did not fit while it was measured, no number
+// is known.
+bool is_measured(const ChainCosts& chain) {
+  return std::all_of(chain.stages.begin(), chain.stages.end(), [](const StageCosts& stage) {
+    return std::any_of(stage.options.begin(), stage.options.end(),
+                       [](const StageOption& option) { return option.fits; });
+  });
+}
+
 template <typename Visit>
 void each_size(const PagedRequest& request, Visit visit) {
   for (const std::int64_t steps : numbers_of_steps(request)) {
     if (request.before_each) request.before_each();
-    if (auto costs = request.costs(divide_up(request.num_samples, steps))) {
-      PagedSize size(request, steps, *std::move(costs));
-      visit(size);
-    }
+    auto costs = request.costs(divide_up(request.num_samples, steps));
+    if (!costs || !is_measured(costs->first) || (steps > 1 && !is_measured(costs->later))) continue;
+    PagedSize size(request, steps, *std::move(costs));
+    visit(size);
   }
 }
 
@@ -332,9 +340,12 @@ std::optional<PagedPlan> make_paged_plan(const PagedRequest& request) {
   return best;
 }
 
-std::int64_t paged_floor(const PagedRequest& request) {
-  std::int64_t least = std::numeric_limits<std::int64_t>::max();
-  each_size(request, [&](PagedSize& size) { least = std::min(least, size.floor()); });
+std::optional<std::int64_t> paged_floor(const PagedRequest& request) {
+  std::optional<std::int64_t> least;
+  each_size(request, [&](PagedSize& size) {
+    const std::int64_t floor = size.floor();
+    least = std::min(least.value_or(floor), floor);
+  });
   return least;
 }
 

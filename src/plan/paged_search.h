@@ -45,7 +45,8 @@ struct PagedPlan {
 /// fits, what moves most often first. Nothing when none fits.
 std::optional<PagedPlan> make_paged_plan(const PagedRequest& request);
 
-/// The smallest budget that make_paged_plan() is sure to serve, its own budget ignored.
-std::int64_t paged_floor(const PagedRequest& request);
+/// The smallest budget that make_paged_plan() is sure to serve, its own budget ignored. Nothing
+/// when no size was measured whole.
+std::optional<std::int64_t> paged_floor(const PagedRequest& request);
 
 }  // namespace headroom

@@ -15,7 +15,11 @@ std::optional<PagedPlan> RankPlanner::count_paged() {
   if (!may_page()) return std::nullopt;
   require_measured(std::max<std::int64_t>(paged_micro_batch(), 1));
   PagedRequest asked = paged_request(request_.budget_bytes, {});
-  if (request_.budget_bytes == 0) asked.budget_bytes = paged_floor(asked);
+  if (request_.budget_bytes == 0) {
+    const std::optional<std::int64_t> floor = paged_floor(asked);
+    if (!floor) return std::nullopt;
+    asked.budget_bytes = *floor;
+  }
   return make_paged_plan(asked);
 }
 
@@ -63,26 +67,26 @@ RunPlan RankPlanner::paged() {
   const bool searches = paged_micro_batch() == 0;
   if (searches) book_.explore(num_samples_);
   const std::int64_t least = searches ? 1 : paged_micro_batch();
-  if (!book_.measure(least)) throw BudgetError(unmeasurable_message(least));
+  if (!book_.measure(least)) throw BudgetError(below_floor_message(std::nullopt, least));
   const PagedRequest asked = paged_request(request_.budget_bytes, request_.pager->measure_disk());
   while (true) {
     std::optional<PagedPlan> found = make_paged_plan(asked);
-    if (!found) throw BudgetError(paged_floor_message(paged_floor(asked)));
+    if (!found) throw BudgetError(below_floor_message(paged_floor(asked), least));
     const std::int64_t size = found->batch.largest().size;
     if (book_.is_measured(size)) return describe_paged(*std::move(found));
     book_.measure(size);
   }
 }
 
-std::string RankPlanner::unmeasurable_message(std::int64_t size) const {
-  return fmt::format(
-      "budget {} is below the floor with weights, gradients and optimizer state paged to '{}': "
-      "it does not hold one stage at a micro-batch of {} to measure it; raise --memory_budget{}",
-      format_bytes(request_.budget_bytes), settings_.arguments.spill_dir, size,
-      size > 1 ? " or use a smaller micro-batch" : "");
-}
-
-std::string RankPlanner::paged_floor_message(std::int64_t floor) const {
+std::string RankPlanner::below_floor_message(std::optional<std::int64_t> floor,
+                                             std::int64_t least_size) const {
+  if (!floor) {
+    return fmt::format(
+        "budget {} is below the floor with weights, gradients and optimizer state paged to '{}': "
+        "it does not hold one stage at a micro-batch of {} to measure it; raise --memory_budget{}",
+        format_bytes(request_.budget_bytes), settings_.arguments.spill_dir, least_size,
+        least_size > 1 ? " or use a smaller micro-batch" : "");
+  }
   std::string remedies;
   for (const Remedy& remedy : remedies_)
     remedies +=
@@ -90,8 +94,8 @@ std::string RankPlanner::paged_floor_message(std::int64_t floor) const {
   return fmt::format(
       "budget {} is below the {} floor with weights, gradients and optimizer state paged to "
       "'{}'; raise --memory_budget to at least {} bytes{}",
-      format_bytes(request_.budget_bytes), format_bytes(floor), settings_.arguments.spill_dir,
-      floor, remedies);
+      format_bytes(request_.budget_bytes), format_bytes(*floor), settings_.arguments.spill_dir,
+      *floor, remedies);
 }
 
 RunPlan RankPlanner::describe_paged(PagedPlan found) {

@@ -67,9 +67,8 @@ class RankPlanner {
   // As optimal(), with what does not fit on disk.
   RunPlan paged();
 
-  std::string unmeasurable_message(std::int64_t size) const;
-
-  std::string paged_floor_message(std::int64_t floor) const;
+  // Without a floor: nothing was measured whole, not even a micro-batch of `least_size`.
+  std::string below_floor_message(std::optional<std::int64_t> floor, std::int64_t least_size) const;
 
   RunPlan describe_paged(PagedPlan found);
 

@@ -63,9 +63,28 @@ std::int64_t peak_of(const PagedPlan& plan, const PagedCosts& costs) {
   return kResidentBytes + replay(plan.paging, steps, {}).peak_bytes;
 }
 
+// The budget may hold a stage whose gradients appear, but not one that adds to those that are
+// there.
+TEST(PagedSearch, AStageThatWasNotMeasuredGivesNoPlan) {
+  for (const std::int64_t num_steps : {1, 2}) {
+    PagedRequest request = request_of(num_steps, 0, 700);
+    request.budget_bytes = std::int64_t{1} << 40;
+    ASSERT_TRUE(make_paged_plan(request));
+    const auto all = request.costs;
+    request.costs = [&](std::int64_t size) {
+      std::optional<PagedCosts> costs = all(size);
+      costs->later.stages.back().options = {StageOption{}};
+      costs->later.stages.back().options[0].fits = false;
+      return costs;
+    };
+    EXPECT_EQ(make_paged_plan(request).has_value(), num_steps == 1);
+    EXPECT_EQ(paged_floor(request).has_value(), num_steps == 1);
+  }
+}
+
 TEST(PagedSearch, ThePeakIsThatOfGradientsThatAppearAndThenAreAddedTo) {
   PagedRequest request = request_of(2, /*first=*/0, /*later=*/700);
-  const std::int64_t floor = paged_floor(request);
+  const std::int64_t floor = paged_floor(request).value();
   const ChainCosts later = chain_with(700);
   int num_lower = 0;
   for (std::int64_t budget = floor; budget < 6 * floor; budget += floor / 20) {
@@ -83,7 +102,7 @@ TEST(PagedSearch, ThePeakIsThatOfGradientsThatAppearAndThenAreAddedTo) {
 // what it kept, the gradients of its output and input, and what else it needs.
 TEST(PagedSearch, TheFloorHoldsTheMicroBatchThatNeedsMost) {
   const auto floor_at = [](std::int64_t num_samples, std::int64_t first, std::int64_t later) {
-    return paged_floor(request_of(num_samples, first, later));
+    return paged_floor(request_of(num_samples, first, later)).value();
   };
   const std::int64_t plain = floor_at(2, 2000, 2000);
   EXPECT_EQ(floor_at(2, 2000, 0), plain) << "the first one counts";

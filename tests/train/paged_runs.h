@@ -58,7 +58,7 @@ inline std::int64_t paged_floor_of(const PagedCase& test, const std::string& fol
     const ChainCosts costs = with_gradients_allocated(plan.costs);
     return PagedCosts{costs, costs, plan.batch.input_bytes};
   };
-  return paged_floor(request);
+  return paged_floor(request).value();
 }
 
 // A budget in the middle of what is paged.
