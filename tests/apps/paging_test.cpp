@@ -1,6 +1,7 @@
 // Models that are larger than their budget, from the command line: made, trained, saved and resumed
 // without ever being in memory as a whole.
 #include "apps/program.h"
+#include "support/sanitizer.h"
 
 #include <gtest/gtest.h>
 #include <nlohmann/json.hpp>
@@ -68,8 +69,10 @@ TEST_F(PagedCommandsTest, AModelLargerThanItsBudgetTrainsToTheSameWeights) {
   EXPECT_EQ(results("paged")["weights_sha256"], results("plain")["weights_sha256"]);
   EXPECT_LE(results("paged")["peak_memory_bytes"], 24 * kMiB);
   EXPECT_LE(results("paged")["peak_memory_bytes"], results("paged")["predicted_peak_bytes"]);
-  EXPECT_LT(outcome.peak_resident_bytes, plain.peak_resident_bytes - 50 * kMiB)
-      << "no part of the run may hold all of it";
+  if (!kHasSanitizer) {  // which keeps what was freed
+    EXPECT_LT(outcome.peak_resident_bytes, plain.peak_resident_bytes - 50 * kMiB)
+        << "no part of the run may hold all of it";
+  }
   EXPECT_TRUE(fs::is_empty(folder_ / "disk"));
   const auto plan = nlohmann::json::parse(read_file(folder_ / "paged/plan.json"));
   EXPECT_GT(plan["paging"]["bytes_read_per_update"], 0);
