@@ -136,7 +136,9 @@ TEST_F(LimitsTest, OfARealControlGroupAreKept) {
     });
     ASSERT_NE(outcome.exit_code, 125) << "cannot join " << group.folder();
     EXPECT_EQ(group.num_killed(), 0) << limit_mib;
-    if (expect_trained_or_refused(outcome, limit_mib * kMiB, group.folder())) ++num_trained;
+    // By its name: control groups may be mounted at several places.
+    const std::string name = std::filesystem::path(group.folder()).filename();
+    if (expect_trained_or_refused(outcome, limit_mib * kMiB, name)) ++num_trained;
   }
   EXPECT_GE(num_trained, 4);
 }
