@@ -26,8 +26,9 @@ class Device {
   /// Makes `allocator` the one that every new tensor on this device asks.
   virtual void install(c10::Allocator& allocator) = 0;
 
-  /// Memory for `num_bytes` > 0, aligned to 64 bytes; null when there is no more. `live_bytes` is
-  /// what callers hold, this request included. This and the next three are not thread-safe.
+  /// Memory for `num_bytes` > 0, aligned to 64 bytes, and to what a disk wants where it is worth a
+  /// transfer; null when there is no more. `live_bytes` is what callers hold, this request
+  /// included. This and the next three are not thread-safe.
   virtual void* take(std::size_t num_bytes, std::int64_t live_bytes) = 0;
   /// Of memory that was taken and is not given back yet. The taker writes the record before it
   /// gives the memory back.

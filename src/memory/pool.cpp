@@ -132,7 +132,7 @@ Block* Heap::find(std::size_t size) {
 
 bool Heap::reserve_arena(std::size_t at_least) {
   // Only address space is reserved here. Where that is limited, a smaller range has to do.
-  at_least = round_up(at_least + 2 * sizeof(Block), kPageBytes);
+  at_least = round_up(at_least + 2 * alignment_, kPageBytes);
   if (!can_ever_be_resident(at_least)) return false;
   const std::size_t most = most_to_reserve();
   if (at_least / 3 > most) return false;  // one block may have three quarters of what is left
@@ -150,8 +150,9 @@ bool Heap::reserve_arena(std::size_t at_least) {
   }
   arenas_.push_back({static_cast<char*>(begin), static_cast<char*>(begin) + bytes,
                      static_cast<std::uint64_t*>(bits), 0});
-  Block* block = ::new (begin) Block{};
-  block->size = bytes - sizeof(Block);
+  // The header is in front of the first multiple of the alignment, and room is left for the last.
+  Block* block = ::new (static_cast<char*>(begin) + alignment_ - sizeof(Block)) Block{};
+  block->size = bytes - alignment_;
   block->is_clean = true;
   Block* end = ::new (static_cast<void*>(block->after())) Block{};
   end->before = block;
@@ -186,7 +187,7 @@ void Heap::mark_resident(const Block* block) {
 Block* Heap::allocate(std::size_t bytes) {
   if (bytes > (std::size_t{1} << (kNumMagnitudes - 2))) return nullptr;
   const std::size_t size =
-      std::max(round_up(bytes + kGuardBytes, sizeof(Block)) + sizeof(Block), kSmallestBlock);
+      std::max(round_up(bytes + kGuardBytes + sizeof(Block), alignment_), kSmallestBlock);
   Block* block = find(size);
   if (!block) {
     if (!reserve_arena(size)) return nullptr;

@@ -9,11 +9,16 @@
 
 namespace headroom {
 
+/// What a disk reads and writes without a copy begins at a multiple of this: a sector. Tensors of
+/// more than 32 KiB do.
+inline constexpr std::size_t kTransferAlignment = 512;
+
 /// The 64 bytes in front of every block's data. Blocks lie side by side; a free block also sits in
 /// the list of its size bin.
 struct alignas(64) Block : BlockRecord {
-  std::size_t
-      size;  ///< of the whole block, header included; a multiple of 64; 0 marks the end of an arena
+  /// Of the whole block, header included; a multiple of the heap's alignment; 0 marks the end of an
+  /// arena.
+  std::size_t size;
   Block* before;  ///< the block that ends where this one starts; null for the first of an arena
   Block* next_free;
   Block* previous_free;
@@ -28,11 +33,13 @@ static_assert(sizeof(Block) == 64,
               "a block's data is aligned to 64 bytes because its header is 64 bytes");
 
 /// Blocks carved out of large reserved address ranges: best fit by size bins, split on allocation,
-/// merged on release, all in constant time. It knows which pages were handed out and so may be
+/// merged on release, all in constant time. Data is aligned to `alignment`, a multiple of 64 that
+/// divides a page. It knows which pages were handed out and so may be
 /// resident. Not thread-safe.
 class Heap {
  public:
-  explicit Heap(std::size_t arena_bytes) : arena_bytes_(arena_bytes) {}
+  explicit Heap(std::size_t arena_bytes, std::size_t alignment = sizeof(Block))
+      : arena_bytes_(arena_bytes), alignment_(alignment) {}
   Heap(const Heap&) = delete;
   Heap& operator=(const Heap&) = delete;
 
@@ -71,6 +78,7 @@ class Heap {
   std::int64_t give_back_from(Block* block, std::int64_t bytes);
 
   std::size_t arena_bytes_;
+  std::size_t alignment_;
   std::int64_t resident_bytes_ = 0;
   std::vector<Arena> arenas_;
   std::uint64_t magnitudes_with_blocks_ = 0;
@@ -96,7 +104,7 @@ class BlockPool {
   // Small blocks often live long; apart from the large ones they cannot keep those from merging.
   static constexpr std::size_t kSmallBytes = std::size_t{32} << 10;
   Heap small_{std::size_t{1} << 30};
-  Heap large_{std::size_t{64} << 30};
+  Heap large_{std::size_t{64} << 30, kTransferAlignment};
   std::int64_t high_water_bytes_ = 0;
 };
 

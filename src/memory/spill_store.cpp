@@ -4,6 +4,7 @@
 #include <headroom/core/error.h>
 #include "core/integers.h"
 #include "core/mapped_pages.h"
+#include "memory/pool.h"
 
 #include <fcntl.h>
 #include <fmt/format.h>
@@ -23,10 +24,8 @@ namespace {
 
 // Extents begin and end on pages of the file system, so that they can be mapped.
 constexpr std::int64_t kAlignment = 4096;
-// So much is on its way between memory and disk, past the page cache.
-constexpr std::int64_t kDirectBytes = std::int64_t{1} << 20;
-// The same through the page cache, where a file system has no other way; twice that is in the cache
-// meanwhile.
+// So much is moved by one call, for a stop or a failure to be seen soon. Through the page cache,
+// where there is no other way, twice that is in the cache meanwhile.
 constexpr std::int64_t kChunkBytes = std::int64_t{4} << 20;
 // Pieces below this may stay in the page cache: to wait for the disk would cost more than they are.
 constexpr std::int64_t kSmallBytes = std::int64_t{64} << 10;
@@ -132,7 +131,6 @@ SpillStore::SpillStore(const std::string& folder)
     : folder_(folder_or_default(folder)),
       descriptor_(open_or_throw(folder_)),
       direct_(open_direct(descriptor_)),
-      buffer_(static_cast<char*>(std::aligned_alloc(kAlignment, kDirectBytes)), &std::free),
       thread_(start_without_signals([this] { serve(); })) {}
 
 SpillStore::~SpillStore() {
@@ -267,24 +265,25 @@ void SpillStore::carry_out(const Transfer& transfer) {
 }
 
 // The page cache would take a copy by the system for every byte, time that computing needs, and
-// memory that no budget counts. Tensors begin anywhere and the disk wants whole pages, so that
-// bytes pass through a buffer of ours.
+// memory that no budget counts. Some file systems take that way in silence where memory is not
+// aligned, so it is looked at here.
 std::int64_t SpillStore::move_directly(const Transfer& transfer) {
   const auto [offset, num_bytes] = transfer.extent;
-  if (direct_ < 0 || !buffer_ || num_bytes < kSmallBytes || offset % kAlignment != 0) return 0;
+  const bool is_aligned = offset % kAlignment == 0 &&
+                          reinterpret_cast<std::uintptr_t>(transfer.data) % kTransferAlignment == 0;
+  if (direct_ < 0 || num_bytes < kSmallBytes || !is_aligned) return 0;
   const bool reads = transfer.kind == TransferKind::kRead;
   const std::int64_t end = num_bytes / kAlignment * kAlignment;
   std::int64_t done = 0;
   while (done < end) {
-    const auto length = static_cast<std::size_t>(std::min(kDirectBytes, end - done));
-    if (!reads) std::memcpy(buffer_.get(), transfer.data + done, length);
-    const ::ssize_t count = reads ? ::pread(direct_, buffer_.get(), length, offset + done)
-                                  : ::pwrite(direct_, buffer_.get(), length, offset + done);
+    const auto length = static_cast<std::size_t>(std::min(kChunkBytes, end - done));
+    char* data = transfer.data + done;
+    const ::ssize_t count = reads ? ::pread(direct_, data, length, offset + done)
+                                  : ::pwrite(direct_, data, length, offset + done);
     if (count < 0 && errno == EINTR) continue;
     // A file system may open the file so and want other sizes, or end a transfer inside of a page.
     if ((count < 0 && errno == EINVAL) || (count > 0 && count % kAlignment != 0)) return done;
     if (count <= 0) fail(transfer, count == 0 ? "nothing was moved" : std::strerror(errno));
-    if (reads) std::memcpy(transfer.data + done, buffer_.get(), static_cast<std::size_t>(count));
     done += count;
   }
   return done;

@@ -105,8 +105,9 @@ class SpillStore {
   Ticket enqueue(Transfer transfer);
   void serve();
   void carry_out(const Transfer& transfer);
-  // Moves whole pages from the front past the page cache, and returns how many bytes that were: all
-  // but the last part of a page, or fewer where the file system cannot.
+  // Moves whole pages from the front past the page cache, without a copy, and returns how many
+  // bytes that were: all but the last part of a page, or fewer where the memory or the file system
+  // does not allow it.
   std::int64_t move_directly(const Transfer& transfer);
   void write_all(const Transfer& transfer);
   void read_all(const Transfer& transfer);
@@ -115,7 +116,6 @@ class SpillStore {
   const std::string folder_;
   const int descriptor_;
   const int direct_;  // the same file past the page cache; -1: not possible
-  const std::unique_ptr<char, void (*)(void*)> buffer_;  // the thread's
   mutable std::mutex mutex_;
   std::condition_variable changed_;
   std::map<std::int64_t, std::int64_t> free_;  // offset to length, no two adjacent

@@ -9,7 +9,9 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <cstdint>
 #include <fstream>
+#include <vector>
 
 namespace headroom {
 namespace {
@@ -49,6 +51,31 @@ TEST(Pool, LeavesAddressSpaceToOthersWhereItIsLimited) {
                              return large.allocate(900 * kMiB) ? 4 : 0;
                            }),
             0);
+}
+
+// So that disks read and write tensors without a copy.
+TEST(Pool, DataIsAlignedAfterAnyOrderOfSizes) {
+  for (const std::size_t alignment : {std::size_t{64}, kTransferAlignment, std::size_t{4096}}) {
+    Heap heap(64 * kMiB, alignment);
+    std::vector<Block*> blocks;
+    for (std::size_t i = 1; i <= 300; ++i) {
+      blocks.push_back(heap.allocate(i * i * 7 % 100'003 + 1));
+      ASSERT_NE(blocks.back(), nullptr);
+      EXPECT_EQ(reinterpret_cast<std::uintptr_t>(blocks.back()->data()) % alignment, 0U);
+      if (i % 3 != 0) continue;
+      heap.release(blocks[i / 2]);
+      blocks[i / 2] = heap.allocate(i);
+      EXPECT_EQ(reinterpret_cast<std::uintptr_t>(blocks[i / 2]->data()) % alignment, 0U);
+    }
+    for (Block* block : blocks) heap.release(block);
+    // All of it is one block again: the largest that an arena holds.
+    EXPECT_NE(heap.allocate(64 * kMiB - 2 * alignment - kGuardBytes), nullptr);
+  }
+  BlockPool pool;
+  for (const std::size_t size : {std::size_t{33} << 10, std::size_t{100'001}, 3 * kMiB + 1}) {
+    Block* block = pool.allocate(size, static_cast<std::int64_t>(size));
+    EXPECT_EQ(reinterpret_cast<std::uintptr_t>(block->data()) % kTransferAlignment, 0U) << size;
+  }
 }
 
 TEST(Pool, RefusesABlockThatNoMemoryOfThisMachineCanHold) {

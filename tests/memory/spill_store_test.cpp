@@ -12,6 +12,7 @@
 #include <atomic>
 #include <cerrno>
 #include <csignal>
+#include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <memory>
@@ -114,6 +115,25 @@ TEST(SpillStore, PartsOfAnExtentLeaveTheirNeighboursAlone) {
     std::vector<char> back(expected.size());
     store.wait(store.read(extent, back.data()));
     ASSERT_EQ(back, expected) << part;
+  }
+}
+
+// Memory of tensors is aligned for the disk, that of others need not be.
+TEST(SpillStore, MovesBytesOfAnyAlignment) {
+  const Folder folder;
+  SpillStore store(folder.path());
+  constexpr std::int64_t kBytes = (std::int64_t{9} << 20) + 4097;
+  const std::unique_ptr<char, decltype(&std::free)> memory(
+      static_cast<char*>(std::aligned_alloc(4096, std::size_t{10} << 20)), &std::free);
+  const std::vector<char> expected = bytes_of(kBytes, 5);
+  const Extent extent = store.reserve(kBytes);
+  for (const std::int64_t shift : {0, 512, 64, 1}) {
+    char* data = memory.get() + shift;
+    std::copy(expected.begin(), expected.end(), data);
+    store.wait(store.write(extent, data));
+    std::fill_n(data, kBytes, '\0');
+    store.wait(store.read(extent, data));
+    EXPECT_TRUE(std::equal(expected.begin(), expected.end(), data)) << shift;
   }
 }
 
