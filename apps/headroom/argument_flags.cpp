@@ -2,6 +2,9 @@
 
 #include <headroom/core/error.h>
 #include "config/argument_fields.h"
+#include "config/config_file.h"
+#include "core/input_file.h"
+#include "core/nearest_name.h"
 #include "data/data_format.h"
 #include "model/family.h"
 #include "model/script_folder.h"
@@ -17,9 +20,10 @@
 namespace headroom {
 
 struct ArgumentFlags::Values {
+  explicit Values(CLI::App& command) : config(command) {}
+  ConfigFlag config;
   std::map<std::string, std::string> text;
   std::map<std::string, CLI::Option*> options;
-  std::string config_file;
   std::set<std::string> given;
 };
 
@@ -64,11 +68,50 @@ void check_names(const TrainingArguments& arguments) {
 
 }  // namespace
 
-ArgumentFlags::ArgumentFlags(CLI::App& command, const std::set<std::string>& names)
-    : values_(std::make_unique<Values>()) {
-  const TrainingArguments defaults;
-  command.add_option("--config", values_->config_file,
+ConfigFlag::ConfigFlag(CLI::App& command)
+    : command_(&command), path_(std::make_unique<std::string>()) {
+  command.add_option("--config", *path_,
                      "a JSON file whose keys are these flags; a flag on the command line wins");
+}
+
+ConfigFlag::~ConfigFlag() = default;
+
+ConfigEntries ConfigFlag::apply(const std::set<std::string>& others) const {
+  ConfigEntries left;
+  if (path_->empty()) return left;
+  std::vector<std::string> known(others.begin(), others.end());
+  std::map<std::string, CLI::Option*> options;
+  for (CLI::Option* option : command_->get_options()) {
+    const std::vector<std::string>& names = option->get_lnames();
+    if (names.empty() || names.front() == "config" || names.front() == "help") continue;
+    options[names.front()] = option;
+    known.push_back(names.front());
+  }
+  for (const auto& [key, value] : read_config_entries(*path_)) {
+    if (others.count(key) != 0) {
+      left.emplace_back(key, value);
+      continue;
+    }
+    const auto found = options.find(key);
+    if (found == options.end()) {
+      throw ConfigError(
+          fmt::format("unknown key '{}'; did you mean '{}'?", key, nearest_name(key, known)));
+    }
+    if (found->second->count() > 0) continue;
+    try {
+      found->second->add_result(value);
+      found->second->run_callback();
+    } catch (const CLI::Error& error) {
+      throw ConfigError(
+          fmt::format("configuration file '{}': {}", shown_path(*path_), error.what()));
+    }
+  }
+  return left;
+}
+
+ArgumentFlags::ArgumentFlags(CLI::App& command, const std::set<std::string>& names)
+    : values_(std::make_unique<Values>(command)) {
+  const TrainingArguments defaults;
   for (const ArgumentField& field : argument_fields()) {
     if (!names.empty() && names.count(field.name) == 0) continue;
     CLI::Option* option =
@@ -95,11 +138,11 @@ TrainingArguments ArgumentFlags::arguments(TrainingArguments defaults) const {
     if (option->count() > 0) on_command_line.insert(name);
   }
   values_->given = on_command_line;
-  if (!values_->config_file.empty()) {
-    for (const std::string& key :
-         apply_config_file(arguments, values_->config_file, on_command_line))
-      values_->given.insert(key);
-  }
+  std::set<std::string> names;
+  for (const ArgumentField& field : argument_fields()) names.insert(field.name);
+  const ConfigEntries entries = values_->config.apply(names);
+  apply_config_entries(arguments, entries, on_command_line);
+  for (const auto& [key, value] : entries) values_->given.insert(key);
   for (const ArgumentField& field : argument_fields()) {
     if (on_command_line.count(field.name) == 0) continue;
     const CLI::Option* option = values_->options.at(field.name);

@@ -20,6 +20,26 @@ class App;
 
 namespace headroom {
 
+/// The flag --config of a subcommand: a file whose keys are the subcommand's flags.
+class ConfigFlag {
+ public:
+  /// Adds the flag to `command`, which must outlive this.
+  explicit ConfigFlag(CLI::App& command);
+  ~ConfigFlag();
+  ConfigFlag(const ConfigFlag&) = delete;
+  ConfigFlag& operator=(const ConfigFlag&) = delete;
+
+  /// Gives each flag of the subcommand what the file says of it, unless the command line did.
+  /// Returns the entries whose keys are in `others`, and leaves those alone. Throws ConfigError: an
+  /// unknown key names the nearest.
+  std::vector<std::pair<std::string, std::string>> apply(
+      const std::set<std::string>& others = {}) const;
+
+ private:
+  CLI::App* command_;
+  std::unique_ptr<std::string> path_;
+};
+
 /// The flags of train, plan and compare: adds them to a subcommand and collects what was given.
 class ArgumentFlags {
  public:
@@ -29,8 +49,8 @@ class ArgumentFlags {
   ArgumentFlags(const ArgumentFlags&) = delete;
   ArgumentFlags& operator=(const ArgumentFlags&) = delete;
 
-  /// Defaults, then the configuration file, then the flags; validated. `defaults` are those of the
-  /// subcommand.
+  /// Defaults, then the configuration file, then the flags; validated. The file also sets the
+  /// subcommand's other flags. `defaults` are those of the subcommand.
   TrainingArguments arguments(TrainingArguments defaults = {}) const;
   /// Names that the user set, by flag or file.
   const std::set<std::string>& given() const;

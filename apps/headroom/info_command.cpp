@@ -15,7 +15,9 @@ Command add_info_command(CLI::App& app) {
       app.add_subcommand("info", "versions, devices, threads, BLAS flavour, what is missing");
   auto json = std::make_shared<bool>(false);
   command->add_flag("--json", *json, "for machines");
-  return [json] {
+  auto config = std::make_shared<ConfigFlag>(*command);
+  return [json, config] {
+    config->apply();
     configure_threads(0);
     const RuntimeInfo info = runtime_info();
     const HalfPrecision bf16 = choose_half_precision(torch::kCPU, torch::kBFloat16);

@@ -41,7 +41,15 @@ Command add_plan_command(CLI::App& app) {
   CLI::Option* budget = command->get_option("--memory_budget");
   CLI::Option* json = command->get_option("--json");
   return [flags, chain, chain_option, budget, json] {
-    if (chain_option->count() == 0) return plan_model(flags->arguments());
+    if (chain_option->count() == 0) {
+      const TrainingArguments arguments = flags->arguments();
+      if (chain_option->count() == 0) return plan_model(arguments);
+      // The configuration file names a chain.
+      if (arguments.memory_budget_bytes > 0)
+        chain->memory_budget = std::to_string(arguments.memory_budget_bytes);
+      chain->json = arguments.json;
+      return run_plan_chain(*chain);
+    }
     if (budget->count() > 0) chain->memory_budget = budget->as<std::string>();
     chain->json =
         json->count() > 0 && (json->results().empty() || json->results().front() != "false");

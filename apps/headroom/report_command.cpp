@@ -19,7 +19,9 @@ Command add_report_command(CLI::App& app) {
   command->add_option("DIR", flags->folder, "the --output_dir of a run")->required();
   command->add_option("--output", flags->output,
                       "where the page goes; without it, DIR/report.html");
-  return [flags] {
+  auto config = std::make_shared<ConfigFlag>(*command);
+  return [flags, config] {
+    config->apply();
     const std::string path = flags->output.empty() ? flags->folder + "/report.html" : flags->output;
     write_file_atomically(path, to_html(read_run(flags->folder)));
     fmt::print("{}\n", path);

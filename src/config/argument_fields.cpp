@@ -266,7 +266,7 @@ std::vector<ArgumentField> batch_and_memory_fields() {
                     "cap; auto: what this machine or container can give, less the program itself"),
       text("spill_dir", &A::spill_dir,
            "a folder on disk where the plan for a memory_budget may put activations, when that is "
-           "faster",
+           "faster, and page weights, gradients and optimizer state that do not fit",
            kPerRank | kAffectsCosts),
       optional_text("gradient_checkpointing", &A::gradient_checkpointing, "every",
                     "recompute without a budget: every, sqrt, log, segments=K or optimal"),

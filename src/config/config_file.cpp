@@ -1,4 +1,4 @@
-#include <headroom/config/training_arguments.h>
+#include "config/config_file.h"
 
 #include <headroom/core/error.h>
 #include "config/argument_fields.h"
@@ -26,25 +26,38 @@ void set_argument(TrainingArguments& arguments, const std::string& name, const s
   found->set(arguments, value);
 }
 
-std::vector<std::string> apply_config_file(TrainingArguments& arguments, const std::string& path,
-                                           const std::set<std::string>& given_on_command_line) {
+ConfigEntries read_config_entries(const std::string& path) {
   const nlohmann::json json = nlohmann::json::parse(read_json_text(path, throw_as<ConfigError>),
                                                     nullptr, /*allow_exceptions=*/false);
   if (json.is_discarded() || !json.is_object())
     throw ConfigError(
         fmt::format("configuration file '{}' is not a JSON object", shown_path(path)));
-  std::vector<std::string> keys;
+  ConfigEntries entries;
   for (const auto& [key, value] : json.items()) {
-    keys.push_back(key);
     if (value.is_object() || value.is_array() || value.is_null()) {
       throw ConfigError(fmt::format(
           "configuration file '{}': the value of '{}' must be a text, a number or true/false",
           shown_path(path), key));
     }
-    TrainingArguments scratch = arguments;
-    TrainingArguments& target = given_on_command_line.count(key) != 0 ? scratch : arguments;
-    set_argument(target, key, value.is_string() ? value.get<std::string>() : value.dump());
+    entries.emplace_back(key, value.is_string() ? value.get<std::string>() : value.dump());
   }
+  return entries;
+}
+
+void apply_config_entries(TrainingArguments& arguments, const ConfigEntries& entries,
+                          const std::set<std::string>& given_on_command_line) {
+  for (const auto& [key, value] : entries) {
+    TrainingArguments scratch = arguments;
+    set_argument(given_on_command_line.count(key) != 0 ? scratch : arguments, key, value);
+  }
+}
+
+std::vector<std::string> apply_config_file(TrainingArguments& arguments, const std::string& path,
+                                           const std::set<std::string>& given_on_command_line) {
+  const ConfigEntries entries = read_config_entries(path);
+  apply_config_entries(arguments, entries, given_on_command_line);
+  std::vector<std::string> keys;
+  for (const auto& [key, value] : entries) keys.push_back(key);
   return keys;
 }
 

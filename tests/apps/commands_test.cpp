@@ -6,6 +6,10 @@
 #include <nlohmann/json.hpp>
 
 #include <algorithm>
+#include <fstream>
+#include <string>
+#include <tuple>
+#include <vector>
 
 namespace headroom::testing {
 namespace {
@@ -64,6 +68,39 @@ TEST_F(CommandsTest, HelpOfEverySubcommandShowsItsFlagsWithDefaults) {
   for (const std::string command :
        {"train", "plan", "compare", "estimate", "evaluate", "generate", "report", "info"}) {
     EXPECT_NE(all.out.find("\n  " + command), std::string::npos) << command;
+  }
+}
+
+TEST_F(CommandsTest, EverySubcommandTakesAConfigurationFile) {
+  const auto with_file = [&](std::vector<std::string> words, const std::string& text) {
+    std::ofstream(folder_ / "flags.json") << text;
+    words.insert(words.end(), {"--config", folder_ / "flags.json"});
+    return run_program(words, folder_);
+  };
+  const Outcome info = with_file({"info"}, R"({"json": true})");
+  ASSERT_EQ(info.exit_code, 0) << info.err;
+  EXPECT_TRUE(nlohmann::json::accept(info.out)) << info.out;
+  ASSERT_EQ(run_program(train("run", {"--max_steps", "1"}), folder_).exit_code, 0);
+  const std::string page = R"({"output": ")" + (folder_ / "page.html") + "\"}";
+  EXPECT_EQ(with_file({"report", folder_ / "run"}, page).exit_code, 0);
+  EXPECT_TRUE(fs::exists(folder_ / "page.html"));
+  EXPECT_EQ(with_file({"report", folder_ / "run", "--output", folder_ / "other.html"}, page).out,
+            (folder_ / "other.html") + "\n")
+      << "the command line wins";
+  std::ofstream(folder_ / "chain.json") << R"({"stages": [{"output_bytes": 8, "grad_bytes": 8,
+      "options": [{"kept_bytes": 8, "forward_ns": 1, "backward_ns": 1}]}]})";
+  const Outcome plan = with_file({"plan"}, R"({"memory_budget": 100, "json": true, "chain": ")" +
+                                               (folder_ / "chain.json") + "\"}");
+  ASSERT_EQ(plan.exit_code, 0) << plan.err;
+  EXPECT_EQ(nlohmann::json::parse(plan.out)["feasible"], true);
+  for (const auto& [command, text, part] :
+       {std::tuple<std::string, std::string, std::string>{"info", R"({"jsn": true})", "'json'"},
+        {"generate", R"({"max_new_token": 3})", "'max_new_tokens'"},
+        {"generate", R"({"max_new_tokens": 0})", "max_new_tokens"},
+        {"plan", R"({"frontire": true})", "'frontier'"}}) {
+    const Outcome refused = with_file({command}, text);
+    EXPECT_EQ(refused.exit_code, 2) << command << text;
+    EXPECT_NE(refused.err.find(part), std::string::npos) << refused.err;
   }
 }
 
