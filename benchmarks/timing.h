@@ -1,6 +1,6 @@
 #pragma once
 
-// What the benchmarks share: a clock, and the middle of several measurements.
+// What the benchmarks share: a clock, and the middle and the least of several measurements.
 
 #include <algorithm>
 #include <chrono>
@@ -20,6 +20,11 @@ inline double median(std::vector<double> values) {
   const auto middle = values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2);
   std::nth_element(values.begin(), middle, values.end());
   return *middle;
+}
+
+/// What counts where a machine has a slow and a fast pace. 0 when there is nothing to take it of.
+inline double fastest(const std::vector<double>& values) {
+  return values.empty() ? 0.0 : *std::min_element(values.begin(), values.end());
 }
 
 }  // namespace headroom::benchmark

@@ -31,11 +31,8 @@ double seconds(const std::function<void()>& work) {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 }
 
+using headroom::benchmark::fastest;
 using headroom::benchmark::median;
-
-double fastest(const std::vector<double>& values) {
-  return *std::min_element(values.begin(), values.end());
-}
 
 // The difference between a chain of small checkpointed calls and the same work done by hand
 // (forward, forward again, backward).

@@ -1,5 +1,7 @@
 #include "model/image_parts.h"
 
+#include "ops/batch_norm.h"
+
 namespace headroom {
 
 namespace nn = torch::nn;
@@ -35,6 +37,16 @@ nn::Conv2d convolution(std::int64_t in, std::int64_t out, std::int64_t kernel, s
                        bool bias) {
   return nn::Conv2d(
       nn::Conv2dOptions(in, out, kernel).stride(stride).padding(kernel / 2).bias(bias));
+}
+
+at::Tensor normalized(nn::BatchNorm2d& norm, const at::Tensor& x) {
+  // A single value in a channel is an error that LibTorch words.
+  const bool has_statistics = x.numel() > x.size(1);
+  if (!norm->is_training() || !has_statistics || !norm->options.momentum()) return norm(x);
+  norm->num_batches_tracked += 1;
+  return batch_norm(x, norm->weight, norm->bias, norm->running_mean, norm->running_var,
+                    *norm->options.momentum(), norm->options.eps())
+      .y;
 }
 
 Layers pooled_classifier(std::int64_t width, std::int64_t num_classes) {

@@ -39,9 +39,9 @@ class ResidualBlockImpl : public nn::Module {
 
   at::Tensor forward(const at::Tensor& x) {
     at::Tensor y = first_(x);
-    if (first_norm_) y = first_norm_(y);
+    if (first_norm_) y = normalized(first_norm_, y);
     y = second_(torch::relu(y));
-    if (second_norm_) y = second_norm_(y);
+    if (second_norm_) y = normalized(second_norm_, y);
     return torch::relu(x + y);
   }
 

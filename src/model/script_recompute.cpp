@@ -1,6 +1,7 @@
 #include "model/script_recompute.h"
 
 #include "model/script_graph.h"
+#include "model/script_norm.h"
 
 #include <torch/csrc/jit/ir/alias_analysis.h>
 #include <torch/csrc/jit/ir/constants.h>
@@ -297,12 +298,6 @@ class Chooser {
 };
 
 }  // namespace
-
-bool is_training_norm(const Node* node) {
-  if (node->kind() != aten::batch_norm) return false;
-  const auto uses_batch = toIValue(node->inputs()[5]);
-  return uses_batch && uses_batch->isBool() && uses_batch->toBool();
-}
 
 std::shared_ptr<Graph> without_overwriting(const Graph& graph) {
   static const std::map<std::string, const char*> kinds{{"aten::silu_", "aten::silu"},

@@ -34,8 +34,4 @@ std::shared_ptr<torch::jit::Graph> without_overwriting(const torch::jit::Graph& 
 std::set<const torch::jit::Node*> nodes_to_recompute(
     const std::shared_ptr<torch::jit::Graph>& graph, Recomputed which, const StateOf& state_of);
 
-/// Whether the node is a batch norm that takes the statistics of the batch, and so reads none of
-/// those that it keeps.
-bool is_training_norm(const torch::jit::Node* node);
-
 }  // namespace headroom::script

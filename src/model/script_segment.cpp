@@ -1,6 +1,7 @@
 #include "model/script_segment.h"
 
 #include "core/torch_compat.h"
+#include "model/script_norm.h"
 #include "model/script_recompute.h"
 
 #include <ATen/autocast_mode.h>
@@ -223,7 +224,7 @@ Segment::Segment(const CutGraph& graph, const Cut* from, const Cut* to)
     : graph_(std::make_shared<Graph>()) {
   Builder(graph, *this).build(from, to);
   graph_->lint();
-  code_ = Code(graph_, "headroom_segment");
+  code_ = Code(with_own_norms(*graph_), "headroom_segment");
   if (reads_values(graph_->block())) return;
   kind_ = GraphText(*graph_).text();
   for (const StateTensor& state : state_)

@@ -2,6 +2,7 @@
 
 #include "core/engine.h"
 #include "model/script_graph.h"
+#include "model/script_norm.h"
 #include "model/script_recompute.h"
 #include "model/script_segment.h"
 
@@ -21,6 +22,14 @@ namespace headroom::script {
 namespace autograd = torch::autograd;
 using namespace torch::jit;
 
+namespace {
+
+bool contains(const std::vector<std::size_t>& slots, std::size_t slot) {
+  return std::find(slots.begin(), slots.end(), slot) != slots.end();
+}
+
+}  // namespace
+
 // ---- Making the steps.
 
 class SelectiveCode::Builder {
@@ -38,11 +47,11 @@ class SelectiveCode::Builder {
         kept.push_back(node);
         continue;
       }
-      if (!kept.empty()) add_step(kept, false);
+      if (!kept.empty()) add_step(kept);
       kept.clear();
-      add_step({node}, true);
+      add_recomputed_step(node);
     }
-    if (!kept.empty()) add_step(kept, false);
+    if (!kept.empty()) add_step(kept);
     for (const Value* output : graph_.outputs()) add_output(output);
     find_last_reads();
     find_islands();
@@ -56,8 +65,58 @@ class SelectiveCode::Builder {
 
     std::vector<std::size_t> inputs, outputs;  // slots
 
-    Code copy(const std::vector<const Node*>& nodes, bool without_statistics) {
-      for (const Node* node : nodes) copy_node(node, without_statistics);
+    void copy(const std::vector<const Node*>& nodes) {
+      for (const Node* node : nodes) copy_node(node);
+      add_outputs(nodes);
+    }
+
+    /// Of one node alone: what it gives for itself, behind what it gives to others.
+    std::vector<std::size_t> copy_to_run_again(const Node* node) {
+      copy({node});
+      std::vector<std::size_t> own;
+      if (is_training_norm(node)) {
+        const Node* norm = map_.at(node->output())->node();
+        for (const std::size_t i : {1, 2}) {
+          graph_->registerOutput(const_cast<Value*>(norm->outputs()[i]));
+          own.push_back(builder_.new_slot());
+        }
+        outputs.insert(outputs.end(), own.begin(), own.end());
+      }
+      return own;
+    }
+
+    /// The node for when it is run again, with what it gave for itself.
+    void copy_again(const Node* node, const std::vector<std::size_t>& own) {
+      if (is_training_norm(node)) {
+        const ValueMap map = [this](Value* value) { return lookup(value); };
+        Value* mean = add_input(c10::TensorType::get(), own[0]);
+        Value* rstd = add_input(c10::TensorType::get(), own[1]);
+        add(node, create_norm_again(*graph_, node, map, mean, rstd));
+      } else {
+        copy_node(node);
+      }
+      add_outputs({node});
+    }
+
+    Code code() const {
+      graph_->lint();
+      return Code(graph_, "headroom_step");
+    }
+
+   private:
+    void copy_node(const Node* node) {
+      const ValueMap map = [this](Value* value) { return lookup(value); };
+      add(node, is_training_norm(node) ? create_norm(*graph_, node, map)
+                                       : graph_->createClone(const_cast<Node*>(node), map));
+    }
+
+    void add(const Node* node, Node* copy) {
+      graph_->insertNode(copy);
+      for (std::size_t i = 0; i < node->outputs().size(); ++i)
+        map_[node->outputs()[i]] = copy->outputs()[i];
+    }
+
+    void add_outputs(const std::vector<const Node*>& nodes) {
       for (const Node* node : nodes) {
         for (const Value* output : node->outputs()) {
           if (!builder_.is_read_behind(output, nodes)) continue;
@@ -65,22 +124,13 @@ class SelectiveCode::Builder {
           outputs.push_back(builder_.slot_of(output));
         }
       }
-      graph_->lint();
-      return Code(graph_, "headroom_step");
     }
 
-   private:
-    void copy_node(const Node* node, bool without_statistics) {
-      const bool leaves_out = without_statistics && is_training_norm(node);
-      Value* none = leaves_out ? graph_->insertConstant(IValue()) : nullptr;
-      Node* clone = graph_->createClone(const_cast<Node*>(node), [&](Value* value) {
-        const bool is_statistic =
-            leaves_out && (value == node->inputs()[3] || value == node->inputs()[4]);
-        return is_statistic ? none : lookup(value);
-      });
-      graph_->insertNode(clone);
-      for (std::size_t i = 0; i < node->outputs().size(); ++i)
-        map_[node->outputs()[i]] = clone->outputs()[i];
+    Value* add_input(const c10::TypePtr& type, std::size_t slot) {
+      Value* input = graph_->addInput();
+      input->setType(type);
+      inputs.push_back(slot);
+      return input;
     }
 
     Value* lookup(const Value* value) {
@@ -92,10 +142,7 @@ class SelectiveCode::Builder {
         graph_->prependNode(constant);
         return map_[value] = constant->output();
       }
-      Value* input = graph_->addInput();
-      input->setType(value->type());
-      inputs.push_back(builder_.slot_of(value));
-      return map_[value] = input;
+      return map_[value] = add_input(value->type(), builder_.slot_of(value));
     }
 
     Builder& builder_;
@@ -103,31 +150,41 @@ class SelectiveCode::Builder {
     std::unordered_map<const Value*, Value*> map_;
   };
 
+  std::size_t new_slot() { return code_.num_slots_++; }
+
   std::size_t slot_of(const Value* value) {
-    const auto [found, is_new] = slots_.emplace(value, code_.num_slots_);
-    if (is_new) ++code_.num_slots_;
-    return found->second;
+    const auto found = slots_.find(value);
+    return found != slots_.end() ? found->second : slots_[value] = new_slot();
   }
 
-  void add_step(const std::vector<const Node*>& nodes, bool is_recomputed) {
+  void add_step(const std::vector<const Node*>& nodes) {
     Step step;
     StepGraph graph(*this);
-    step.code = graph.copy(nodes, false);
+    graph.copy(nodes);
+    step.code = graph.code();
     step.inputs = std::move(graph.inputs);
     step.outputs = std::move(graph.outputs);
-    if (is_recomputed) {
-      StepGraph again(*this);
-      step.again = again.copy(nodes, true);
-      step.again_inputs = std::move(again.inputs);
-      step.island = 0;
-    }
+    code_.steps_.push_back(std::move(step));
+  }
+
+  void add_recomputed_step(const Node* node) {
+    Step step;
+    StepGraph first(*this), again(*this);
+    step.own = first.copy_to_run_again(node);
+    step.code = first.code();
+    step.inputs = std::move(first.inputs);
+    step.outputs = std::move(first.outputs);
+    again.copy_again(node, step.own);
+    step.again = again.code();
+    step.again_inputs = std::move(again.inputs);
+    step.island = 0;
     code_.steps_.push_back(std::move(step));
   }
 
   // An output may be a constant, or an input that is only handed on.
   void add_output(const Value* output) {
     if (output->node()->kind() == prim::Constant && slots_.count(output) == 0)
-      add_step({output->node()}, false);
+      add_step({output->node()});
     code_.outputs_.push_back(slot_of(output));
   }
 
@@ -165,6 +222,7 @@ class SelectiveCode::Builder {
       island[i] = static_cast<int>(i);
       for (const std::size_t slot : step.again_inputs) {
         const auto made = maker.find(slot);
+        if (made != maker.end() && made->second == i) continue;  // its own
         if (made == maker.end() || island[made->second] < 0) {
           step.outside.push_back(slot);
           continue;
@@ -290,9 +348,9 @@ class SelectiveCode::Island {
   }
 
   bool is_read(std::size_t slot) const {
-    return std::any_of(needed_.begin(), needed_.end(), [&](std::size_t step) {
-      const std::vector<std::size_t>& inputs = code_->steps_[step].outside;
-      return std::find(inputs.begin(), inputs.end(), slot) != inputs.end();
+    return std::any_of(needed_.begin(), needed_.end(), [&](std::size_t index) {
+      const Step& step = code_->steps_[index];
+      return contains(step.outside, slot) || contains(step.own, slot);
     });
   }
 
@@ -314,7 +372,7 @@ class SelectiveCode::Island {
         if (made != values.end() && last_read.at(slot) == index) values.erase(made);
       }
       run_code(step.again, stack);
-      for (std::size_t i = 0; i < step.outputs.size(); ++i) {
+      for (std::size_t i = 0; i < stack.size(); ++i) {
         const std::size_t slot = step.outputs[i];
         const auto waiting = num_waiting_.find(slot);
         if (waiting != num_waiting_.end() && waiting->second > 0)
@@ -451,7 +509,10 @@ class SelectiveCode::Forward final : public SavedTensorHookSource {
     for (std::size_t i = 0; i < step.outputs.size(); ++i) {
       const std::size_t slot = step.outputs[i];
       std::optional<Origin> origin;
-      if (step.island >= 0 && stack[i].isTensor() && stack[i].toTensor().defined()) {
+      const bool is_own = contains(step.own, slot);
+      // Exactly: what is computed again from rounded statistics would be another result.
+      if (is_own) islands_[static_cast<std::size_t>(step.island)]->hold(slot, stack[i], nullptr);
+      if (step.island >= 0 && !is_own && stack[i].isTensor() && stack[i].toTensor().defined()) {
         const at::Tensor& tensor = stack[i].toTensor();
         origin = Origin{index, slot, tensor.storage_offset(), tensor.scalar_type()};
       }

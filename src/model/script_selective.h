@@ -42,6 +42,7 @@ class SelectiveCode : public std::enable_shared_from_this<SelectiveCode> {
     torch::jit::Code again;  // batch norms leave their statistics alone
     std::vector<std::size_t> again_inputs;
     std::vector<std::size_t> outside;  // of those, what no step that is run again gives
+    std::vector<std::size_t> own;      // of those, what it gave itself: a norm's mean and deviation
     std::vector<std::size_t> needs;    // steps that are run again with this one
   };
 

@@ -62,6 +62,20 @@ void layer_norm_backward(Values dy, Values x, const float* mean, const float* rs
                          const float* gamma, Values residual, Values dx, float* dgamma,
                          float* dbeta, std::int64_t begin, std::int64_t end, std::int64_t width);
 
+// ---- Batch norm of x (num_samples, num_channels, plane), over samples and planes.
+struct ChannelPlanes {
+  std::int64_t num_samples = 0, num_channels = 0, plane = 0;
+};
+/// For channels [begin, end): the mean, and the sum of the squared distances to it. Each channel's
+/// elements are added in double, one after the other, sample by sample.
+void channel_statistics(const float* x, const ChannelPlanes& sizes, float* mean, float* square_sum,
+                        std::int64_t begin, std::int64_t end);
+/// For channels [begin, end): y = x * scale + shift with scale = rstd * weight and shift = bias -
+/// mean * scale, sums of a product rounded once where the CPU can; weight and bias optional.
+void normalize_channels(const float* x, const ChannelPlanes& sizes, const float* mean,
+                        const float* rstd, const float* weight, const float* bias, float* y,
+                        std::int64_t begin, std::int64_t end);
+
 // ---- Element-wise passes over rows of `width`.
 /// y = gelu(h + bias); bias optional; y may be h.
 void bias_gelu_forward(GeluKind kind, Values h, const float* bias, Values y, std::int64_t begin,
