@@ -16,7 +16,7 @@ def read(lines):
         if line and not line.startswith(" "):
             name, plain = line.strip(), None
             continue
-        found = re.match(r"\s+(.+?)\s+([\d.]+) s\s+\S+%\s+peak\s+([\d.]+) (\S+)", line)
+        found = re.match(r"\s+(.+?)\s+([\d.]+) s\s+\S+%.*?\s+peak\s+([\d.]+) (\S+)", line)
         if not found:
             continue
         point = float(found[3]) * UNITS[found[4]], float(found[2])

@@ -17,6 +17,7 @@
 #include <csignal>
 #include <cstdlib>
 #include <cstring>
+#include <ctime>
 #include <utility>
 
 namespace headroom {
@@ -75,6 +76,13 @@ std::thread start_without_signals(std::function<void()> work) {
   std::thread thread(std::move(work));
   pthread_sigmask(SIG_SETMASK, &before, nullptr);
   return thread;
+}
+
+// Of this thread.
+std::int64_t processor_ns() {
+  timespec time{};
+  ::clock_gettime(CLOCK_THREAD_CPUTIME_ID, &time);
+  return std::int64_t{time.tv_sec} * 1'000'000'000 + time.tv_nsec;
 }
 
 std::mutex fault_mutex;
@@ -236,13 +244,16 @@ void SpillStore::serve() {
     lock.unlock();
     std::exception_ptr failure;
     const auto start = std::chrono::steady_clock::now();
+    const std::int64_t before = processor_ns();
     try {
       carry_out(transfer);
     } catch (...) {
       failure = std::current_exception();
     }
     const auto end = std::chrono::steady_clock::now();
+    const std::int64_t worked = processor_ns() - before;
     lock.lock();
+    traffic_.processor_ns += worked;
     traffic_.busy_ns += std::chrono::duration_cast<std::chrono::nanoseconds>(end - start).count();
     recent_.push_back({transfer.kind, transfer.extent.num_bytes, start, end});
     if (recent_.size() > kMostRecords) recent_.pop_front();

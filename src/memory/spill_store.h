@@ -32,7 +32,8 @@ enum class TransferKind { kRead, kWrite };
 struct SpillTraffic {
   std::int64_t bytes_read = 0;
   std::int64_t bytes_written = 0;
-  std::int64_t busy_ns = 0;  ///< that its thread spent on transfers
+  std::int64_t busy_ns = 0;       ///< that its thread spent on transfers
+  std::int64_t processor_ns = 0;  ///< of those, on a core
 };
 
 /// When a transfer was carried out.

@@ -269,6 +269,12 @@ PageReplay replay(const PagingPlan& plan, const std::vector<PageStep>& steps,
       total += bytes;
     }
   };
+  const auto bytes_of = [&](const std::vector<std::size_t>& pages) {
+    std::int64_t bytes = 0;
+    for (const std::size_t page : pages)
+      bytes += plan.units[Page::at(page).unit].bytes_of(Page::at(page).kind);
+    return bytes;
+  };
   const auto wait = [&](const std::vector<std::size_t>& pages) {
     for (const std::size_t page : pages) {
       result.wait_ns += std::max<std::int64_t>(0, done[page] - now);
@@ -295,7 +301,12 @@ PageReplay replay(const PagingPlan& plan, const std::vector<PageStep>& steps,
       result.bytes_read += step.streamed_bytes;
       result.bytes_written += step.streamed_bytes;
     }
-    now += step.ns;
+    // What moves while the step computes makes it longer.
+    const std::int64_t beside = bytes_of(moves.written) - bytes_of(moves.settled) +
+                                bytes_of(moves.ahead) + 2 * step.streamed_bytes;
+    const std::int64_t taken = transfer_ns(disk.taken_ns_per_byte, beside);
+    result.wait_ns += taken;
+    now += step.ns + taken;
     std::int64_t& peak = step.updated ? result.update_peak_bytes : result.forward_peak_bytes;
     peak = std::max(peak, walk.resident_bytes() + step.peak_bytes);
   }

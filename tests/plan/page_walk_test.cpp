@@ -149,6 +149,20 @@ TEST(PageWalk, ReadingAheadTradesMemoryForTime) {
   EXPECT_EQ(lean.update_peak_bytes, kWeights + kGradients + kState + kScalars);
 }
 
+TEST(PageWalk, WhatMovesBesideComputingTakesTimeFromIt) {
+  const std::vector<PageUnit> units = units_of(6);
+  const PagingPlan lean = plan_of(units, true, false), ahead = plan_of(units, true, true);
+  const PageReplay free = replay_of(ahead, 6, 2, {0.0, 0.0});
+  const PageReplay taken = replay_of(ahead, 6, 2, {0.0, 0.0, 3.0});
+  EXPECT_EQ(free.wait_ns, 0);
+  EXPECT_EQ(taken.time_ns, free.time_ns + taken.wait_ns);
+  EXPECT_GT(taken.wait_ns, 0);
+  EXPECT_LE(taken.wait_ns, 3 * (taken.bytes_read + taken.bytes_written));
+  // Nothing computes while everything is waited for.
+  EXPECT_EQ(replay_of(lean, 6, 2, {5.0, 5.0, 3.0}).time_ns,
+            replay_of(lean, 6, 2, {5.0, 5.0}).time_ns);
+}
+
 TEST(PageWalk, UpdatesBesideComputingHideTheDisk) {
   const std::vector<PageUnit> units = units_of(6);
   const DiskSpeed disk{1.0, 1.0};

@@ -29,6 +29,9 @@ struct PageUnit {
 struct DiskSpeed {
   double read_ns_per_byte = 0;
   double write_ns_per_byte = 0;
+  /// That a byte on its way takes from what computes meanwhile: a core is busy for it, and the
+  /// threads on the others wait for that one.
+  double taken_ns_per_byte = 0;
 };
 
 /// When the parameters of a unit are updated.
@@ -51,7 +54,7 @@ struct PagingPlan {
   std::int64_t bytes_read = 0;      ///< in one update
   std::int64_t bytes_written = 0;   ///< in one update
   std::int64_t disk_ns = 0;         ///< that the disk works in one update
-  std::int64_t wait_ns = 0;         ///< that computing waits for it
+  std::int64_t wait_ns = 0;         ///< that computing waits for it, or gives up a core for it
 
   bool is_active() const { return !units.empty(); }
   bool pages(std::size_t unit, PageKind kind) const {
