@@ -105,7 +105,7 @@ struct Executor::Run {
     ++result.num_forwards;
     std::optional<StageState>& state = stages[index].state;
     if (!state) {
-      state = StageState::record(stage(index));
+      state = StageState::record(stage(index), executor.stage_parameters_[index]);
       return forward();
     }
     ++result.num_recomputes;

@@ -172,17 +172,20 @@ void UndoWritesScope::note(const at::Tensor& tensor) {
 }
 
 StageState StageState::record(const Stage& stage) {
+  const auto module = stage.module();
+  return record(stage, module ? module->parameters() : std::vector<at::Tensor>());
+}
+
+StageState StageState::record(const Stage& stage, const std::vector<at::Tensor>& parameters) {
   StageState state;
   state.random_ = RandomState::capture();
-  if (const auto module = stage.module()) {
-    if (stage.depends_on_buffers()) {
-      for (const at::Tensor& buffer : kept_buffers(*module))
-        state.buffers_.push_back(contents_of(buffer));
-    }
-    for (const at::Tensor& parameter : module->parameters()) {
-      state.parameter_versions_.push_back(static_cast<std::uint32_t>(parameter._version()));
-    }
+  if (stage.depends_on_buffers() && stage.module()) {
+    for (const at::Tensor& buffer : kept_buffers(*stage.module()))
+      state.buffers_.push_back(contents_of(buffer));
   }
+  state.parameter_versions_.reserve(parameters.size());
+  for (const at::Tensor& parameter : parameters)
+    state.parameter_versions_.push_back(static_cast<std::uint32_t>(parameter._version()));
   return state;
 }
 

@@ -99,8 +99,10 @@ class UndoWritesScope {
 /// the same values and leaves no trace.
 class StageState {
  public:
-  /// Call right before the first forward.
+  /// Call right before the first forward. `parameters` are the module's, where the caller knows
+  /// them: to ask a module costs more than a small stage.
   static StageState record(const Stage& stage);
+  static StageState record(const Stage& stage, const std::vector<at::Tensor>& parameters);
 
   /// Throws Error, naming the parameter, when one was changed since record().
   void check_parameters(const Stage& stage) const;

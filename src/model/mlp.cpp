@@ -20,8 +20,8 @@ ConfigSetters setters_of(MlpConfig& config) {
   return setters;
 }
 
-// Flattens what it is given, then a linear layer that writes its gradients directly, then a ReLU in
-// place unless it is the last one.
+// Flattens what it is given, then a linear layer that writes its gradients directly, with a ReLU
+// unless it is the last one.
 class DenseImpl : public nn::Module {
  public:
   DenseImpl(std::int64_t in, std::int64_t out, bool relu)
@@ -33,8 +33,8 @@ class DenseImpl : public nn::Module {
   }
 
   at::Tensor forward(const at::Tensor& x) {
-    at::Tensor y = linear(x.flatten(1), weight_, bias_);
-    return relu_ ? y.relu_() : y;
+    const at::Tensor rows = x.dim() == 2 ? x : x.flatten(1);
+    return relu_ ? linear_relu(rows, weight_, bias_) : linear(rows, weight_, bias_);
   }
 
  private:

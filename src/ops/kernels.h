@@ -121,6 +121,22 @@ void cross_entropy_rows(float* logits, const float* bias, const std::int64_t* ta
                         LogitGradients gradients, double* losses, std::int64_t begin,
                         std::int64_t end, std::int64_t num_classes);
 
+// ---- Matrix products with few rows, at most kMostFewRows: x (rows, in), w (out, in), y (rows,
+// out). A BLAS packs the whole of w for each of them; these read it from where it lies. The order
+// of every sum depends on the sizes alone.
+constexpr std::int64_t kMostFewRows = 64;
+/// y = x w^T + bias (out; optional), and with `relu` its positive part, for columns [begin, end).
+void few_rows_forward(const float* x, const float* w, const float* bias, bool relu, float* y,
+                      std::int64_t rows, std::int64_t in, std::int64_t out, std::int64_t begin,
+                      std::int64_t end);
+/// dx = dy w, for columns [begin, end).
+void few_rows_grad_input(const float* dy, const float* w, float* dx, std::int64_t rows,
+                         std::int64_t in, std::int64_t out, std::int64_t begin, std::int64_t end);
+/// dw = (accumulate ? dw : 0) + dy^T x, for rows [begin, end).
+void few_rows_grad_weight(const float* dy, const float* x, float* dw, bool accumulate,
+                          std::int64_t rows, std::int64_t in, std::int64_t out, std::int64_t begin,
+                          std::int64_t end);
+
 // ---- Attention. A group is a head of keys and values and the heads of queries that share it; item
 // = sample * num_kv_heads + group. Of H heads of queries and K of keys and values of size D, C = H
 // D and a row of qkv has (H + 2 K) D channels.

@@ -3,6 +3,7 @@
 #include "core/parallel.h"
 
 #include <headroom/core/error.h>
+#include "optim/update_kernels.h"
 
 #include <ATen/ATen.h>
 #include <ATen/Dispatch.h>
@@ -10,6 +11,7 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <type_traits>
 
 namespace headroom {
 namespace {
@@ -31,6 +33,9 @@ at::Tensor dense_values(const at::Tensor& gradient) {
 
 template <typename Scalar>
 double sum_of_squares(const Scalar* values, std::int64_t size, double scale) {
+  if constexpr (std::is_same_v<Scalar, float>) {
+    if (scale == 1.0) return optim_kernels::sum_of_squares(size, values);
+  }
   constexpr std::int64_t kLanes = 8;  // independent sums, so that additions overlap
   std::array<double, kLanes> sums{};
   std::int64_t i = 0;

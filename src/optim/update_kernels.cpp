@@ -97,6 +97,34 @@ bool ScaleAndCheckAll(float factor, std::int64_t count, float* values) {
   return hn::AllTrue(d, hn::Eq(body.zero_if_finite, hn::Zero(d)));
 }
 
+// Eight sums on every target, so that the bits are the same on all of them: the product of two
+// floats is exact in double.
+double SumOfSquares(std::int64_t count, const float* values) {
+  constexpr std::int64_t kNumSums = 8;
+  const hn::CappedTag<double, kNumSums> d;
+  const hn::Rebind<float, decltype(d)> df;
+  constexpr auto kLanes = static_cast<std::int64_t>(hn::MaxLanes(d));
+  constexpr std::int64_t kNumVectors = kNumSums / kLanes;
+  hn::Vec<decltype(d)> vectors[kNumVectors];
+#pragma GCC unroll 8
+  for (std::int64_t v = 0; v < kNumVectors; ++v) vectors[v] = hn::Zero(d);
+  std::int64_t i = 0;
+  for (; i + kNumSums <= count; i += kNumSums) {
+#pragma GCC unroll 8
+    for (std::int64_t v = 0; v < kNumVectors; ++v) {
+      const auto value = hn::PromoteTo(d, hn::LoadU(df, values + i + v * kLanes));
+      vectors[v] = hn::MulAdd(value, value, vectors[v]);
+    }
+  }
+  HWY_ALIGN double sums[kNumSums];
+#pragma GCC unroll 8
+  for (std::int64_t v = 0; v < kNumVectors; ++v) hn::StoreU(vectors[v], d, sums + v * kLanes);
+  for (; i < count; ++i) sums[0] += static_cast<double>(values[i]) * values[i];
+  double total = 0;
+  for (const double sum : sums) total += sum;
+  return total;
+}
+
 }  // namespace headroom::optim_kernels::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
 
@@ -105,6 +133,7 @@ namespace headroom::optim_kernels {
 HWY_EXPORT(SgdUpdate);
 HWY_EXPORT(AdamUpdate);
 HWY_EXPORT(ScaleAndCheckAll);
+HWY_EXPORT(SumOfSquares);
 
 void sgd_update(const SgdStep& step, std::int64_t count, float* parameter, const float* gradient,
                 float* buffer) {
@@ -118,6 +147,10 @@ void adam_update(const AdamStep& step, std::int64_t count, float* parameter, con
 
 bool scale_and_check(float factor, std::int64_t count, float* values) {
   return HWY_DYNAMIC_DISPATCH(ScaleAndCheckAll)(factor, count, values);
+}
+
+double sum_of_squares(std::int64_t count, const float* values) {
+  return HWY_DYNAMIC_DISPATCH(SumOfSquares)(count, values);
 }
 }  // namespace headroom::optim_kernels
 #endif

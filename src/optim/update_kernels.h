@@ -41,4 +41,7 @@ void adam_update(const AdamStep& step, std::int64_t count, float* parameter, con
 /// Multiplies by `factor` in place; false if any product is infinite or not a number.
 bool scale_and_check(float factor, std::int64_t count, float* values);
 
+/// In double; the same bits on every instruction set.
+double sum_of_squares(std::int64_t count, const float* values);
+
 }  // namespace headroom::optim_kernels

@@ -2,8 +2,12 @@
 
 #include <headroom/core/error.h>
 
+#include <hwy/highway.h>
+
+#include <array>
 #include <cmath>
 #include <limits>
+#include <numeric>
 
 namespace headroom {
 namespace {
@@ -31,6 +35,30 @@ TEST(GlobalNorm, TakesEveryTypeAndLayout) {
         torch::randn({257, 311}).to(type), torch::randn({40, 30}).to(type).t(),
         torch::randn({100, 9}).to(type).slice(1, 0, 9, 2), torch::randn({3}).to(type)};
     EXPECT_NEAR(global_norm(gradients) / reference_norm(gradients), 1, 1e-12) << type;
+  }
+}
+
+TEST(GlobalNorm, IsTheSameBitsOnEveryTarget) {
+  torch::manual_seed(2);
+  for (const std::int64_t size : {1, 7, 8, 9, 31, 1000, 30'001}) {
+    const at::Tensor gradient = torch::randn({size}) * 1e20;
+    const float* values = gradient.data_ptr<float>();
+    std::array<double, 8> sums{};
+    const std::int64_t whole = size / 8 * 8;
+    for (std::int64_t i = 0; i < whole; ++i)
+      sums[static_cast<std::size_t>(i % 8)] += static_cast<double>(values[i]) * values[i];
+    for (std::int64_t i = whole; i < size; ++i)
+      sums[0] += static_cast<double>(values[i]) * values[i];
+    const double expected = std::sqrt(std::accumulate(sums.begin(), sums.end(), 0.0));
+    std::int64_t disabled = 0;
+    for (const std::int64_t target : hwy::SupportedAndGeneratedTargets()) {
+      hwy::DisableTargets(disabled);
+      hwy::GetChosenTarget().Update(hwy::SupportedTargets());
+      EXPECT_EQ(global_norm({gradient}), expected) << size << " " << hwy::TargetName(target);
+      disabled |= target;
+    }
+    hwy::DisableTargets(0);
+    hwy::GetChosenTarget().Update(hwy::SupportedTargets());
   }
 }
 
