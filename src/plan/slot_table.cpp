@@ -1,7 +1,11 @@
 #include "plan/slot_table.h"
 
+#include <sys/mman.h>
+
 #include <algorithm>
+#include <cstdlib>
 #include <limits>
+#include <new>
 #include <stdexcept>
 
 // 64-bit minima need AVX2 to be vectorised, which a portable build must not assume: the loader
@@ -28,16 +32,27 @@ constexpr std::int64_t kZero = 0;
 /// end of a block bounds the whole of it, and mostly shows that nothing there can be lowered.
 constexpr std::int64_t kRelaxBlock = 16;
 
+/// And blocks that are looked at together in the same way.
+constexpr std::int64_t kRelaxRun = 8 * kRelaxBlock;
+
 HEADROOM_VECTORISED void relax_both(std::int64_t* __restrict best, const std::int64_t* __restrict a,
                                     const std::int64_t* __restrict b, std::int64_t time_ns,
                                     std::int64_t count) {
   std::int64_t begin = 0;
-  for (; begin + kRelaxBlock <= count; begin += kRelaxBlock) {
-    const std::int64_t last = begin + kRelaxBlock - 1;
-    if (a[last] + b[last] + time_ns >= best[begin]) continue;
-    for (std::int64_t i = begin; i < begin + kRelaxBlock; ++i) {
-      const std::int64_t candidate = a[i] + b[i] + time_ns;
-      best[i] = candidate < best[i] ? candidate : best[i];
+  while (begin + kRelaxBlock <= count) {
+    const std::int64_t run = begin + kRelaxRun - 1;
+    if (run < count && a[run] + b[run] + time_ns >= best[begin]) {
+      begin += kRelaxRun;
+      continue;
+    }
+    const std::int64_t end = run < count ? run + 1 : count;
+    for (; begin + kRelaxBlock <= end; begin += kRelaxBlock) {
+      const std::int64_t last = begin + kRelaxBlock - 1;
+      if (a[last] + b[last] + time_ns >= best[begin]) continue;
+      for (std::int64_t i = begin; i < begin + kRelaxBlock; ++i) {
+        const std::int64_t candidate = a[i] + b[i] + time_ns;
+        best[i] = candidate < best[i] ? candidate : best[i];
+      }
     }
   }
   for (std::int64_t i = begin; i < count; ++i) {
@@ -49,17 +64,45 @@ HEADROOM_VECTORISED void relax_both(std::int64_t* __restrict best, const std::in
 HEADROOM_VECTORISED void relax_one(std::int64_t* __restrict best, const std::int64_t* __restrict a,
                                    std::int64_t time_ns, std::int64_t count) {
   std::int64_t begin = 0;
-  for (; begin + kRelaxBlock <= count; begin += kRelaxBlock) {
-    if (a[begin + kRelaxBlock - 1] + time_ns >= best[begin]) continue;
-    for (std::int64_t i = begin; i < begin + kRelaxBlock; ++i) {
-      const std::int64_t candidate = a[i] + time_ns;
-      best[i] = candidate < best[i] ? candidate : best[i];
+  while (begin + kRelaxBlock <= count) {
+    const std::int64_t run = begin + kRelaxRun - 1;
+    if (run < count && a[run] + time_ns >= best[begin]) {
+      begin += kRelaxRun;
+      continue;
+    }
+    const std::int64_t end = run < count ? run + 1 : count;
+    for (; begin + kRelaxBlock <= end; begin += kRelaxBlock) {
+      if (a[begin + kRelaxBlock - 1] + time_ns >= best[begin]) continue;
+      for (std::int64_t i = begin; i < begin + kRelaxBlock; ++i) {
+        const std::int64_t candidate = a[i] + time_ns;
+        best[i] = candidate < best[i] ? candidate : best[i];
+      }
     }
   }
   for (std::int64_t i = begin; i < count; ++i) {
     const std::int64_t candidate = a[i] + time_ns;
     best[i] = candidate < best[i] ? candidate : best[i];
   }
+}
+
+/// Rows are read far apart, a few numbers each: with pages of the usual size, finding them takes
+/// longer than reading them.
+constexpr std::size_t kLargePage = std::size_t{2} << 20;
+
+std::int64_t* allocate_block(std::int64_t num_entries) {
+  std::size_t bytes = static_cast<std::size_t>(num_entries) * sizeof(std::int64_t);
+  void* block = nullptr;
+  if (bytes < kLargePage) {
+    block = std::malloc(bytes);
+  } else {
+    bytes = (bytes + kLargePage - 1) / kLargePage * kLargePage;
+    block = std::aligned_alloc(kLargePage, bytes);
+#ifdef MADV_HUGEPAGE
+    if (block != nullptr) ::madvise(block, bytes, MADV_HUGEPAGE);  // or not, where it cannot be
+#endif
+  }
+  if (block == nullptr) throw std::bad_alloc();
+  return static_cast<std::int64_t*>(block);
 }
 
 }  // namespace
@@ -215,7 +258,7 @@ void SlotTable::store_row(Row& result) {
   const std::int64_t count = constant_from - scratch_.begin() + 1;
   if (count > block_left_) {
     block_left_ = std::max(count, kBlockEntries << std::min<std::size_t>(blocks_.size(), 8));
-    blocks_.emplace_back(new std::int64_t[static_cast<std::size_t>(block_left_)]);
+    blocks_.emplace_back(allocate_block(block_left_));
     block_next_ = blocks_.back().get();
   }
   std::copy_n(scratch_.begin(), count, block_next_);

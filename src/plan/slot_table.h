@@ -4,6 +4,7 @@
 #include "plan/intervals.h"
 
 #include <cstdint>
+#include <cstdlib>
 #include <memory>
 #include <vector>
 
@@ -86,7 +87,10 @@ class SlotTable {
   Row nothing_;  ///< of an interval without stages: no time, at any index
   std::vector<Row> rows_;
   std::vector<std::int64_t> ample_;  ///< index from which on a row is constant
-  std::vector<std::unique_ptr<std::int64_t[]>> blocks_;
+  struct Free {
+    void operator()(std::int64_t* block) const { std::free(block); }
+  };
+  std::vector<std::unique_ptr<std::int64_t[], Free>> blocks_;
   std::int64_t block_left_ = 0;
   std::int64_t* block_next_ = nullptr;
   std::vector<std::int64_t> scratch_;  ///< the row being solved, from scratch_lo_ to scratch_hi_
