@@ -34,6 +34,7 @@ class GzReader {
     const int descriptor = ::fcntl(stored_.descriptor(), F_DUPFD_CLOEXEC, 0);
     file_ = descriptor < 0 ? nullptr : gzdopen(descriptor, "rb");  // which owns it from here on
     if (file_ == nullptr) stored_.fail("cannot be opened");
+    gzbuffer(file_, 1 << 17);  // of compressed bytes
   }
   ~GzReader() { gzclose(file_); }
   GzReader(const GzReader&) = delete;

@@ -5,6 +5,8 @@
 
 #include <fmt/format.h>
 
+#include <future>
+
 namespace headroom {
 namespace {
 
@@ -18,8 +20,10 @@ OpenedData open_idx(const DataRequest& request) {
       request.dataset == kFashionMnist ? kFashionMnistFolder : request.dataset;
   const ModelInput& input = request.input;
   OpenedData data;
+  // To inflate the images takes as long as to load LibTorch: the smaller file at the same time.
+  auto eval = std::async(std::launch::async, open_idx_images, folder, false, input.num_classes);
   data.train = open_idx_images(folder, true, input.num_classes);
-  data.eval = open_idx_images(folder, false, input.num_classes);
+  data.eval = eval.get();
   const at::Tensor image = data.train->load({0}).inputs.at(0);  // (1, C, rows, columns)
   if (image.size(1) != input.channels || image.size(2) != input.rows ||
       image.size(3) != input.columns) {
