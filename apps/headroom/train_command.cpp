@@ -125,6 +125,7 @@ int train_rank(const TrainingArguments& given, std::int64_t num_local_ranks,
   if (comm->is_first()) {
     for (const std::string& warning : runtime_info().warnings) log_warning(warning);
   }
+  stop_at_signals();
   Trainer trainer(arguments, task.model.chain, task.train_data, task.eval_data, comm);
   const TrainResults results = train_checked(trainer, task);
   const auto exit_code =
@@ -152,7 +153,7 @@ Command add_train_command(CLI::App& app) {
     if (!ranks.is_given && arguments.nproc_per_node > 1)
       return launch_ranks(arguments.nproc_per_node);
     check_ranks(ranks, arguments);
-    stop_at_signals();
+    end_at_signals(ranks.rank == 0);
     // First of all, so that a rank that fails from here on is noticed by the others.
     const std::shared_ptr<Communicator> comm =
         join_ranks(ranks, std::chrono::seconds(arguments.ddp_timeout));

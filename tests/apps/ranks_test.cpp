@@ -99,6 +99,17 @@ TEST_F(RanksOfTheProgram, OneThatIsKilledEndsTheOthersWithSix) {
   }
 }
 
+// Nothing was trained that could be saved: one signal is enough, however long the wait may last.
+TEST_F(RanksOfTheProgram, OneThatIsStoppedBeforeTheOthersCameEndsAtOnce) {
+  const int port = free_port();
+  const Program first(train("out", {"--max_steps", "1"}), folder_, rank_variables(0, 2, port));
+  ASSERT_TRUE(first.interrupt_when(SIGTERM, [&] { return is_listened_on(port); }));
+  const Outcome outcome = first.wait();
+  EXPECT_EQ(outcome.exit_code, 130) << outcome.err;
+  const std::string said = without_lines_of_gloo(outcome.err);
+  EXPECT_EQ(said, "headroom: interrupted before training began\n");
+}
+
 TEST_F(RanksOfTheProgram, EnvironmentVariablesThatMakeNoSenseAreOneLineAndExitTwo) {
   const std::vector<Program::Variables> cases = {
       {{"RANK", "0"}}, {{"RANK", "0"}, {"WORLD_SIZE", "2"}, {"MASTER_ADDR", "127.0.0.1"}}};

@@ -5,6 +5,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include <cstdint>
 #include <stdexcept>
 
 namespace headroom::testing {
@@ -21,6 +22,19 @@ inline int free_port() {
     throw std::runtime_error("no free port");
   ::close(descriptor);
   return ntohs(address.sin_port);
+}
+
+/// Whether somebody answers at this port of the loopback address.
+inline bool is_listened_on(int port) {
+  const int descriptor = ::socket(AF_INET, SOCK_STREAM, 0);
+  sockaddr_in address{};
+  address.sin_family = AF_INET;
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  address.sin_port = htons(static_cast<std::uint16_t>(port));
+  const bool is_answered =
+      ::connect(descriptor, reinterpret_cast<sockaddr*>(&address), sizeof(address)) == 0;
+  ::close(descriptor);
+  return is_answered;
 }
 
 }  // namespace headroom::testing
