@@ -9,11 +9,14 @@
 #include <gtest/gtest.h>
 #include <nlohmann/json.hpp>
 
+#include <sched.h>
+#include <sys/mount.h>
 #include <sys/stat.h>
 
 #include <algorithm>
 #include <deque>
 #include <random>
+#include <thread>
 
 namespace headroom::testing {
 namespace {
@@ -26,7 +29,7 @@ class Faults : public ::testing::Test {
                                  const std::vector<std::string>& more = {}) const {
     std::vector<std::string> words = {"train",
                                       "--model_config",
-                                      "hidden=64",
+                                      sizes_,
                                       "--dataset",
                                       "synthetic",
                                       "--global_batch_size",
@@ -39,6 +42,8 @@ class Faults : public ::testing::Test {
                                       "2",
                                       "--logging_steps",
                                       "10",
+                                      "--lr_scheduler_type",
+                                      "constant",  // so that a longer run begins as a shorter one
                                       "--disable_tqdm",
                                       "--nproc_per_node",
                                       std::to_string(num_ranks),
@@ -123,7 +128,19 @@ class Faults : public ::testing::Test {
     if (process > 0) ::kill(process, signal);
   }
 
+  // What a run that could not write has left must be enough to end as if nothing had happened.
+  void expect_undisturbed_end(const std::string& output, int max_steps) {
+    for (const auto& entry : fs::directory_iterator(folder_ / output))
+      EXPECT_EQ(entry.path().filename().string().find(".snapshot"), std::string::npos)
+          << entry.path() << " is left over";
+    const Outcome outcome =
+        run_program(train(output, 1, max_steps, {"--resume_from_checkpoint", "last"}), folder_);
+    ASSERT_EQ(outcome.exit_code, 0) << outcome.err;
+    EXPECT_EQ(hash_of(output), hash_of("whole"));
+  }
+
   TemporaryFolder folder_;
+  std::string sizes_ = "hidden=64";
   std::mt19937_64 random_{20240601};
   int num_killed_in_saving_ = 0;
   std::chrono::steady_clock::duration whole_time_{};
@@ -227,24 +244,78 @@ TEST_F(Faults, TwoRunsInOneFolderAreRefused) {
   EXPECT_EQ(first.wait().exit_code, 130);
 }
 
-// A disk that is full from some byte on: exit 0 with a warning, or 5, and never without the
-// snapshots that were there.
+// A disk that takes no file above some size: exit 0 with a warning, or the code of the file that
+// could not be written, and never without the snapshots that were there. Each size is between those
+// of two files of a run, in turn.
 TEST_F(Faults, AFullDiskLosesNoSnapshot) {
+  ASSERT_EQ(run_program(train("whole", 1, 6), folder_).exit_code, 0);
   ASSERT_EQ(run_program(train("out", 1, 3), folder_).exit_code, 0);
+  std::vector<rlim_t> sizes = {0};
+  for (const auto& entry : fs::recursive_directory_iterator(folder_ / "out")) {
+    if (entry.is_regular_file()) sizes.push_back(entry.file_size());
+  }
+  std::sort(sizes.begin(), sizes.end());
+  sizes.erase(std::unique(sizes.begin(), sizes.end()), sizes.end());
+  fs::copy(folder_ / "out", folder_ / "start", fs::copy_options::recursive);
   for (int i = 0; i < scaled(3); ++i) {
-    const rlim_t size = 1000 + random_() % 600000;
+    fs::remove_all(folder_ / "out");
+    fs::copy(folder_ / "start", folder_ / "out", fs::copy_options::recursive);
+    // The largest first: it is the one that a short run of this test shall not miss.
+    const std::size_t range = sizes.size() - 1 - static_cast<std::size_t>(i) % (sizes.size() - 1);
+    const rlim_t size = sizes[range - 1] + random_() % (sizes[range] - sizes[range - 1]);
     const Outcome outcome =
-        Program(train("out", 1, 5, {"--resume_from_checkpoint", "last"}), folder_, {}, [size] {
+        Program(train("out", 1, 6, {"--resume_from_checkpoint", "last"}), folder_, {}, [size] {
           const rlimit limit{size, size};
           std::signal(SIGXFSZ, SIG_IGN);
           ::setrlimit(RLIMIT_FSIZE, &limit);
         }).wait();
     EXPECT_TRUE(outcome.exit_code == 0 || outcome.exit_code == 2 || outcome.exit_code == 5)
-        << outcome.exit_code << " " << outcome.err;
-    EXPECT_TRUE(has_snapshot("out"));
+        << size << ": " << outcome.exit_code << " " << outcome.err;
+    expect_undisturbed_end("out", 6);
   }
-  EXPECT_EQ(
-      run_program(train("out", 1, 6, {"--resume_from_checkpoint", "last"}), folder_).exit_code, 0);
+  RecordProperty("runs", scaled(3));
+}
+
+// The same on a filesystem that has room for so many pages more: at a scale of 10 each page that a
+// run writes is the one that is missing, once.
+TEST_F(Faults, AFullFilesystemLosesNoSnapshot) {
+  constexpr int kPages = 20;  // more than a run takes
+  sizes_ = "hidden=2";
+  ASSERT_EQ(run_program(train("whole", 1, 6), folder_).exit_code, 0);
+  ASSERT_EQ(run_program(train("start", 1, 3), folder_).exit_code, 0);
+  fs::create_directory(folder_ / "disk");
+  bool is_mounted = false;
+  const int num_runs = std::min(kPages, scaled(2));
+  int num_full = 0;
+  const auto fill_and_train = [&] {
+    const std::string disk = folder_ / "disk", ballast = disk + "/ballast";
+    if (::unshare(CLONE_FS | CLONE_NEWNS) != 0 ||
+        ::mount(nullptr, "/", nullptr, MS_REC | MS_PRIVATE, nullptr) != 0 ||
+        ::mount("tmpfs", disk.c_str(), "tmpfs", 0, "size=4m") != 0)
+      return;
+    is_mounted = true;
+    for (int i = 0; i < num_runs; ++i) {
+      const auto room = static_cast<std::uintmax_t>(4096 * (kPages * i / num_runs));
+      fs::remove_all(disk + "/out");
+      fs::copy(folder_ / "start", disk + "/out", fs::copy_options::recursive);
+      write_plain(ballast, std::string(fs::space(disk).available - room, 'x'));
+      const Outcome outcome =
+          run_program(train("disk/out", 1, 6, {"--resume_from_checkpoint", "last"}), folder_);
+      EXPECT_TRUE(outcome.exit_code == 0 || outcome.exit_code == 2 || outcome.exit_code == 5)
+          << room << ": " << outcome.exit_code << " " << outcome.err;
+      const bool is_full = outcome.err.find("No space left on device") != std::string::npos;
+      EXPECT_TRUE(is_full || outcome.exit_code == 0) << outcome.err;
+      num_full += is_full ? 1 : 0;
+      fs::remove(ballast);
+      expect_undisturbed_end("disk/out", 6);
+    }
+  };
+  std::thread(fill_and_train).join();  // which alone sees the filesystem
+  if (!is_mounted) GTEST_SKIP() << "this user may not mount a filesystem";
+  EXPECT_GE(num_full, 1);
+  EXPECT_LT(num_full, kPages);
+  RecordProperty("runs", num_runs);
+  RecordProperty("full", num_full);
 }
 
 }  // namespace
