@@ -176,7 +176,7 @@ void PagedUpdate::update_unit(std::size_t unit) {
   if (in_backward && !is_finite(unit)) {
     // Where the loss is not finite, nothing is from the first unit on.
     if (has_updated_) {
-      throw Error(ExitCode::kInternal,
+      throw Error(ExitCode::kConfig,
                   fmt::format("gradients of '{}' are not finite after other parameters were "
                               "updated; continue from the last snapshot with --max_grad_norm above "
                               "0, which updates after backward",

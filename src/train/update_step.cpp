@@ -342,7 +342,7 @@ bool UpdateStep::step_paged(Update& update, const Window& window) {
         [&] { pages_.step(clip_factor(update.grad_norm, settings_.arguments.max_grad_norm)); });
     is_intact_ = true;
   } else if (pages_.has_updated()) {
-    throw Error(ExitCode::kInternal,
+    throw Error(ExitCode::kConfig,
                 fmt::format("update {}: the loss is not finite after parameters were updated; "
                             "continue from the last snapshot",
                             window.update));

@@ -390,6 +390,16 @@ TEST_F(CommandsTest, AModelThatCannotTrainOnOneSampleIsNoDefect) {
   }
 }
 
+TEST_F(CommandsTest, TrainingThatDivergesIsNoDefect) {
+  const Outcome outcome =
+      run_program(train("out", {"--optim", "sgd", "--learning_rate", "1e30", "--max_steps", "3",
+                                "--error_on_nan", "--disable_tqdm"}),
+                  folder_);
+  EXPECT_EQ(outcome.exit_code, 2) << outcome.err;
+  EXPECT_NE(outcome.err.find("lower the learning rate"), std::string::npos) << outcome.err;
+  EXPECT_TRUE(fs::is_directory(folder_ / "out/snapshot-1")) << "the last good state";
+}
+
 TEST_F(CommandsTest, CompareTrainsEveryVariantOnTheSameSamples) {
   const Outcome outcome =
       run_program({"compare", "--model_config", "hidden=8", "--dataset", "synthetic",
