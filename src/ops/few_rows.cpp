@@ -26,6 +26,10 @@ void for_parts(std::int64_t size, std::int64_t cost, const Body& body) {
   });
 }
 
+const float* floats_or_null(const at::Tensor& tensor) {
+  return tensor.defined() ? tensor.data_ptr<float>() : nullptr;
+}
+
 }  // namespace
 
 bool has_few_rows(const at::Tensor& x, const at::Tensor& weight) {
@@ -47,40 +51,33 @@ void few_rows_forward(const at::Tensor& x, const at::Tensor& weight, const at::T
   });
 }
 
-void few_rows_grad_input(const at::Tensor& dy, const at::Tensor& weight, at::Tensor dx) {
+void few_rows_grad_input(const at::Tensor& dy, const at::Tensor& y, const at::Tensor& weight,
+                         at::Tensor dx) {
   if (dy.is_meta()) return;
   const std::int64_t rows = dy.size(0), out = dy.size(1), in = weight.size(1);
-  const float *pd = dy.data_ptr<float>(), *pw = weight.data_ptr<float>();
+  const float *pd = dy.data_ptr<float>(), *py = floats_or_null(y), *pw = weight.data_ptr<float>();
   float* px = dx.data_ptr<float>();
   for_parts(in, rows * out, [&](std::int64_t begin, std::int64_t end) {
-    kernels::few_rows_grad_input(pd, pw, px, rows, in, out, begin, end);
+    kernels::few_rows_grad_input(pd, py, pw, px, rows, in, out, begin, end);
   });
 }
 
-void few_rows_grad_weight(const at::Tensor& dy, const at::Tensor& x, at::Tensor dweight,
-                          bool accumulate) {
+void few_rows_grad_weight(const at::Tensor& dy, const at::Tensor& y, const at::Tensor& x,
+                          at::Tensor dweight, bool accumulate) {
   if (dy.is_meta()) return;
   const std::int64_t rows = dy.size(0), out = dy.size(1), in = x.size(1);
-  const float *pd = dy.data_ptr<float>(), *px = x.data_ptr<float>();
+  const float *pd = dy.data_ptr<float>(), *py = floats_or_null(y), *px = x.data_ptr<float>();
   float* pw = dweight.data_ptr<float>();
   for_parts(out, rows * in, [&](std::int64_t begin, std::int64_t end) {
-    kernels::few_rows_grad_weight(pd, px, pw, accumulate, rows, in, out, begin, end);
+    kernels::few_rows_grad_weight(pd, py, px, pw, accumulate, rows, in, out, begin, end);
   });
 }
 
-void few_rows_grad_bias(const at::Tensor& dy, at::Tensor dbias, bool accumulate) {
+void few_rows_grad_bias(const at::Tensor& dy, const at::Tensor& y, at::Tensor dbias,
+                        bool accumulate) {
   if (dy.is_meta()) return;
-  kernels::reduce_rows(dy.data_ptr<float>(), dbias.data_ptr<float>(), dy.size(0), dy.size(1),
-                       accumulate, 0, dy.size(1));
-}
-
-at::Tensor few_rows_grad_relu(const at::Tensor& dy, const at::Tensor& y) {
-  at::Tensor gradient = make_values(y.sizes(), y);
-  if (y.is_meta()) return gradient;
-  const float *pd = dy.data_ptr<float>(), *py = y.data_ptr<float>();
-  float* to = gradient.data_ptr<float>();
-  for (std::int64_t i = 0; i < y.numel(); ++i) to[i] = py[i] <= 0.0f ? 0.0f : pd[i];
-  return gradient;
+  kernels::few_rows_grad_bias(dy.data_ptr<float>(), floats_or_null(y), dbias.data_ptr<float>(),
+                              accumulate, dy.size(0), dy.size(1));
 }
 
 }  // namespace headroom::ops

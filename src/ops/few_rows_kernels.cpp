@@ -279,31 +279,83 @@ HWY_INLINE void MultiplyColumns(int rows, std::int64_t columns, const Product& p
   if (j < columns) MultiplyRest(rows, columns - j, product.at_column(j));
 }
 
-void FewRowsGradInput(const float* dy, const float* w, float* dx, std::int64_t rows,
+// What y lets through; 0 where it is not positive.
+HWY_INLINE VF WherePositive(VF y, VF gradient) {
+  return hn::IfThenZeroElse(hn::Le(y, hn::Zero(DF())), gradient);
+}
+
+// The gradient of a layer's output, or of its positive part y. Rows are `out` apart.
+struct OutputGradient {
+  const float* dy;
+  const float* y;  // optional
+  std::int64_t out;
+};
+
+// The `rows` x `count` numbers from `column` on, with zeros where y is not positive: where they
+// lie, or in `copy`, whose rows are `count` apart. Sets `ld` to the distance of rows.
+HWY_INLINE const float* PositiveOnly(const OutputGradient& from, std::int64_t rows,
+                                     std::int64_t column, std::int64_t count,
+                                     float* HWY_RESTRICT copy, std::int64_t& ld) {
+  if (from.y == nullptr) {
+    ld = from.out;
+    return from.dy + column;
+  }
+  for (std::int64_t i = 0; i < rows; ++i) {
+    const float* dy = from.dy + i * from.out + column;
+    const float* y = from.y + i * from.out + column;
+    float* to = copy + i * count;
+    ForEachVector(count, [&](std::int64_t j, auto load, auto store)
+                             HWY_ATTR { store(WherePositive(load(y + j), load(dy + j)), to + j); });
+  }
+  ld = count;
+  return copy;
+}
+
+void FewRowsGradInput(const float* dy, const float* y, const float* w, float* dx, std::int64_t rows,
                       std::int64_t in, std::int64_t out, std::int64_t begin, std::int64_t end) {
   const std::int64_t num_tiles = (rows + kTile - 1) / kTile;
   const std::int64_t tile_rows = (rows + num_tiles - 1) / num_tiles;
   const std::int64_t strip = 2 * Lanes();
-  for (std::int64_t column = begin; column < end; column += strip) {
-    const std::int64_t width = std::min(strip, end - column);
-    for (std::int64_t first = 0; first < out; first += kMostDepth) {
-      const std::int64_t depth = std::min(kMostDepth, out - first);
+  HWY_ALIGN float copy[kernels::kMostFewRows * kMostDepth];
+  for (std::int64_t first = 0; first < out; first += kMostDepth) {
+    const std::int64_t depth = std::min(kMostDepth, out - first);
+    std::int64_t ld = 0;
+    const float* gradient = PositiveOnly({dy, y, out}, rows, first, depth, copy, ld);
+    for (std::int64_t column = begin; column < end; column += strip) {
+      const std::int64_t width = std::min(strip, end - column);
       for (std::int64_t row = 0; row < rows; row += tile_rows) {
         MultiplyColumns(static_cast<int>(std::min(tile_rows, rows - row)), width,
-                        {dy + row * out + first, out, 1, w + first * in + column, in,
+                        {gradient + row * ld, ld, 1, w + first * in + column, in,
                          dx + row * in + column, in, depth, first > 0});
       }
     }
   }
 }
 
-void FewRowsGradWeight(const float* dy, const float* x, float* dw, bool accumulate,
+void FewRowsGradWeight(const float* dy, const float* y, const float* x, float* dw, bool accumulate,
                        std::int64_t rows, std::int64_t in, std::int64_t out, std::int64_t begin,
                        std::int64_t end) {
+  HWY_ALIGN float copy[kernels::kMostFewRows * kTile];
   for (std::int64_t row = begin; row < end; row += kTile) {
-    MultiplyColumns(static_cast<int>(std::min<std::int64_t>(kTile, end - row)), in,
-                    {dy + row, 1, out, x, in, dw + row * in, in, rows, accumulate});
+    const std::int64_t count = std::min<std::int64_t>(kTile, end - row);
+    std::int64_t ld = 0;
+    const float* gradient = PositiveOnly({dy, y, out}, rows, row, count, copy, ld);
+    MultiplyColumns(static_cast<int>(count), in,
+                    {gradient, 1, ld, x, in, dw + row * in, in, rows, accumulate});
   }
+}
+
+void FewRowsGradBias(const float* dy, const float* y, float* db, bool accumulate, std::int64_t rows,
+                     std::int64_t out) {
+  const DF d;
+  ForEachVector(out, [&](std::int64_t j, auto load, auto store) HWY_ATTR {
+    VF sum = accumulate ? load(db + j) : hn::Zero(d);
+    for (std::int64_t i = 0; i < rows; ++i) {
+      const VF gradient = load(dy + i * out + j);
+      sum = hn::Add(sum, y == nullptr ? gradient : WherePositive(load(y + i * out + j), gradient));
+    }
+    store(sum, db + j);
+  });
 }
 
 }  // namespace HWY_NAMESPACE
@@ -315,6 +367,7 @@ namespace headroom {
 HWY_EXPORT(FewRowsForward);
 HWY_EXPORT(FewRowsGradInput);
 HWY_EXPORT(FewRowsGradWeight);
+HWY_EXPORT(FewRowsGradBias);
 
 namespace kernels {
 
@@ -324,16 +377,22 @@ void few_rows_forward(const float* x, const float* w, const float* bias, bool re
   HWY_DYNAMIC_DISPATCH(FewRowsForward)(x, w, bias, relu, y, rows, in, out, begin, end);
 }
 
-void few_rows_grad_input(const float* dy, const float* w, float* dx, std::int64_t rows,
-                         std::int64_t in, std::int64_t out, std::int64_t begin, std::int64_t end) {
-  HWY_DYNAMIC_DISPATCH(FewRowsGradInput)(dy, w, dx, rows, in, out, begin, end);
+void few_rows_grad_input(const float* dy, const float* y, const float* w, float* dx,
+                         std::int64_t rows, std::int64_t in, std::int64_t out, std::int64_t begin,
+                         std::int64_t end) {
+  HWY_DYNAMIC_DISPATCH(FewRowsGradInput)(dy, y, w, dx, rows, in, out, begin, end);
 }
 
-void few_rows_grad_weight(const float* dy, const float* x, float* dw, bool accumulate,
-                          std::int64_t rows, std::int64_t in, std::int64_t out, std::int64_t begin,
-                          std::int64_t end) {
+void few_rows_grad_weight(const float* dy, const float* y, const float* x, float* dw,
+                          bool accumulate, std::int64_t rows, std::int64_t in, std::int64_t out,
+                          std::int64_t begin, std::int64_t end) {
   HWY_DYNAMIC_DISPATCH(FewRowsGradWeight)
-  (dy, x, dw, accumulate, rows, in, out, begin, end);
+  (dy, y, x, dw, accumulate, rows, in, out, begin, end);
+}
+
+void few_rows_grad_bias(const float* dy, const float* y, float* db, bool accumulate,
+                        std::int64_t rows, std::int64_t out) {
+  HWY_DYNAMIC_DISPATCH(FewRowsGradBias)(dy, y, db, accumulate, rows, out);
 }
 
 }  // namespace kernels

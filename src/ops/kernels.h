@@ -129,13 +129,18 @@ constexpr std::int64_t kMostFewRows = 64;
 void few_rows_forward(const float* x, const float* w, const float* bias, bool relu, float* y,
                       std::int64_t rows, std::int64_t in, std::int64_t out, std::int64_t begin,
                       std::int64_t end);
-/// dx = dy w, for columns [begin, end).
-void few_rows_grad_input(const float* dy, const float* w, float* dx, std::int64_t rows,
-                         std::int64_t in, std::int64_t out, std::int64_t begin, std::int64_t end);
+/// dx = dy w, for columns [begin, end). Here and below, y (optional) is the positive part that dy
+/// is the gradient of: dy counts as 0 where y is not positive.
+void few_rows_grad_input(const float* dy, const float* y, const float* w, float* dx,
+                         std::int64_t rows, std::int64_t in, std::int64_t out, std::int64_t begin,
+                         std::int64_t end);
 /// dw = (accumulate ? dw : 0) + dy^T x, for rows [begin, end).
-void few_rows_grad_weight(const float* dy, const float* x, float* dw, bool accumulate,
-                          std::int64_t rows, std::int64_t in, std::int64_t out, std::int64_t begin,
-                          std::int64_t end);
+void few_rows_grad_weight(const float* dy, const float* y, const float* x, float* dw,
+                          bool accumulate, std::int64_t rows, std::int64_t in, std::int64_t out,
+                          std::int64_t begin, std::int64_t end);
+/// db = (accumulate ? db : 0) + the sum of the rows of dy, in order.
+void few_rows_grad_bias(const float* dy, const float* y, float* db, bool accumulate,
+                        std::int64_t rows, std::int64_t out);
 
 // ---- Attention. A group is a head of keys and values and the heads of queries that share it; item
 // = sample * num_kv_heads + group. Of H heads of queries and K of keys and values of size D, C = H

@@ -13,7 +13,8 @@ namespace {
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-// x (rows, in) times weight (out, in) transposed, plus bias (out) or nothing.
+// x (rows, in) times weight (out, in) transposed, plus bias (out) or nothing. `relu` takes the
+// positive part, of few rows.
 at::Tensor product(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias,
                    bool relu) {
   if (ops::has_few_rows(x, weight)) {
@@ -21,27 +22,23 @@ at::Tensor product(const at::Tensor& x, const at::Tensor& weight, const at::Tens
     ops::few_rows_forward(x.contiguous(), weight, bias, relu, y);
     return y;
   }
-  at::Tensor y = ops::present(bias) ? at::addmm(bias, x, weight.t()) : x.mm(weight.t());
-  return relu ? y.relu_() : y;
+  return ops::present(bias) ? at::addmm(bias, x, weight.t()) : x.mm(weight.t());
 }
 
-// What one backward computes from the gradient (rows, out) of the product.
+// What one backward computes from the gradient (rows, out) of the product, or of its positive part
+// `relu`.
 class Gradients {
  public:
   Gradients(const at::Tensor& weight, const at::Tensor& gradient, const at::Tensor& relu)
-      : weight_(weight), has_few_rows_(ops::has_few_rows(gradient, weight)) {
-    if (has_few_rows_) {
-      gradient_ = gradient.contiguous();
-      if (relu.defined()) gradient_ = ops::few_rows_grad_relu(gradient_, relu);
-    } else {
-      gradient_ = relu.defined() ? at::threshold_backward(gradient, relu, 0) : gradient;
-    }
-  }
+      : weight_(weight),
+        has_few_rows_(ops::has_few_rows(gradient, weight)),
+        gradient_(has_few_rows_ ? gradient.contiguous() : gradient),
+        relu_(relu) {}
 
   at::Tensor of_input() const {
     if (!has_few_rows_) return gradient_.mm(weight_);
     at::Tensor dx = ops::make_values({gradient_.size(0), weight_.size(1)}, gradient_);
-    ops::few_rows_grad_input(gradient_, weight_, dx);
+    ops::few_rows_grad_input(gradient_, relu_, weight_, dx);
     return dx;
   }
 
@@ -49,7 +46,7 @@ class Gradients {
   at::Tensor of_weight(const at::Tensor& x) const {
     if (has_few_rows_) {
       const ops::ParameterGrad grad(weight_, true);
-      ops::few_rows_grad_weight(gradient_, x.contiguous(), grad.gradient, grad.accumulate);
+      ops::few_rows_grad_weight(gradient_, relu_, x.contiguous(), grad.gradient, grad.accumulate);
       return grad.returned;
     }
     const auto direct = direct_gradient(weight_);
@@ -66,7 +63,7 @@ class Gradients {
   at::Tensor of_bias(const at::Tensor& bias) const {
     if (has_few_rows_) {
       const ops::ParameterGrad grad(bias, true);
-      ops::few_rows_grad_bias(gradient_, grad.gradient, grad.accumulate);
+      ops::few_rows_grad_bias(gradient_, relu_, grad.gradient, grad.accumulate);
       return grad.returned;
     }
     const auto direct = direct_gradient(bias);
@@ -84,6 +81,7 @@ class Gradients {
   const at::Tensor& weight_;
   bool has_few_rows_;
   at::Tensor gradient_;
+  at::Tensor relu_;  // undefined: none
 };
 
 class LinearFunction : public torch::autograd::Function<LinearFunction> {
@@ -119,7 +117,8 @@ at::Tensor linear(const at::Tensor& x, const at::Tensor& weight, const at::Tenso
 }
 
 at::Tensor linear_relu(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias) {
-  if (ops::is_autocast(x)) return ops::plain_linear(x, weight, bias).relu_();
+  // A node of its own lets go of the gradient that comes in, once it is masked.
+  if (ops::is_autocast(x) || !ops::has_few_rows(x, weight)) return linear(x, weight, bias).relu_();
   return LinearFunction::apply(x, weight, ops::or_empty(bias, x), true);
 }
 

@@ -17,43 +17,6 @@ using kernels::Dropout;
 
 using kernels::Values;
 
-// Loads and stores whole vectors of a row, or the part of one at its end; floats or bf16.
-struct LoadWhole {
-  template <class T>
-  HWY_INLINE VF operator()(const T* p) const {
-    return LoadVector(DF(), p);
-  }
-};
-struct StoreWhole {
-  template <class T>
-  HWY_INLINE void operator()(VF v, T* p) const {
-    StoreVector(v, DF(), p);
-  }
-};
-struct LoadRest {
-  template <class T>
-  HWY_INLINE VF operator()(const T* p) const {
-    return LoadPart(DF(), p, count);
-  }
-  std::int64_t count;
-};
-struct StoreRest {
-  template <class T>
-  HWY_INLINE void operator()(VF v, T* p) const {
-    StorePart(v, DF(), p, count);
-  }
-  std::int64_t count;
-};
-
-// Calls body(column, load, store) for every vector of a row; the last one may be partial.
-template <class Body>
-HWY_INLINE void ForEachVector(std::int64_t width, Body&& body) {
-  const std::int64_t lanes = static_cast<std::int64_t>(hn::Lanes(DF()));
-  std::int64_t j = 0;
-  for (; j + lanes <= width; j += lanes) body(j, LoadWhole(), StoreWhole());
-  if (j < width) body(j, LoadRest{width - j}, StoreRest{width - j});
-}
-
 // Calls function<T>(...) for the type of `values`.
 #define HEADROOM_CALL_FOR_TYPE(values, function, ...) \
   ((values).is_bf16 ? function<Bf16>(__VA_ARGS__) : function<float>(__VA_ARGS__))

@@ -2,6 +2,7 @@
 // size around those of tiles and vectors, on every instruction set, for any number of threads.
 
 #include "ops/few_rows.h"
+#include <headroom/memory/meter.h>
 #include "ops/direct_gradient.h"
 #include "ops/kernels.h"
 #include "ops/linear.h"
@@ -185,6 +186,21 @@ TEST(FewRows, PassThroughTheMetaDevice) {
   const Tensor out = linear_relu_with_bias(inputs);
   out.backward(torch::empty_like(out));
   for (const Tensor& input : inputs) EXPECT_EQ(input.grad().sizes(), input.sizes());
+}
+
+TEST(FewRows, HoldNoMaskedGradientBesideTheOneThatComesIn) {
+  constexpr std::int64_t kRows = 32, kIn = 8, kOut = 4096;
+  Inputs inputs{torch::randn({kRows, kIn}), torch::randn({kOut, kIn}), torch::randn({kOut})};
+  for (Tensor& input : inputs) {
+    input.requires_grad_(true);
+    input.mutable_grad() = torch::zeros_like(input);
+  }
+  const Tensor out = linear_relu_with_bias(inputs), gradient = torch::ones_like(out);
+  MemoryMeter& meter = MemoryMeter::instance();
+  const std::int64_t before = meter.live_bytes();
+  meter.reset_peak();
+  out.backward(gradient);
+  EXPECT_LT(meter.peak_bytes() - before, kRows * kOut * 4);
 }
 
 TEST(FewRows, AreThoseOfSizesAlone) {
