@@ -21,9 +21,9 @@ void clear_gradients(const Chain& chain) {
 
 std::optional<std::int64_t> time_operations(const Chain& chain, const MicroBatch& micro,
                                             const std::vector<Operation>& operations,
-                                            const ExecutorOptions& options, bool gradients_appear) {
+                                            const ExecutorOptions& options, bool gradients_appear,
+                                            std::int64_t enough_ns) {
   constexpr std::size_t kMostRuns = 7;
-  constexpr std::int64_t kEnoughNs = 200'000'000;
   std::vector<std::unique_ptr<RecomputeScope>> as_before;
   for (std::size_t i = 0; i < chain.size(); ++i) {
     as_before.push_back(
@@ -34,7 +34,7 @@ std::optional<std::int64_t> time_operations(const Chain& chain, const MicroBatch
   std::vector<std::int64_t> runs_ns;
   std::int64_t spent_ns = 0;
   try {
-    while (runs_ns.size() < kMostRuns && spent_ns < kEnoughNs) {
+    while (runs_ns.size() < kMostRuns && spent_ns < enough_ns) {
       if (gradients_appear) clear_gradients(chain);
       const auto start = DeviceClock::now();
       executor.accumulate(micro, operations,

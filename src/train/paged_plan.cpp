@@ -13,7 +13,7 @@ namespace headroom {
 
 std::optional<PagedPlan> RankPlanner::count_paged() {
   if (!may_page()) return std::nullopt;
-  require_measured(std::max<std::int64_t>(paged_micro_batch(), 1));
+  require_known(std::max<std::int64_t>(paged_micro_batch(), 1));
   PagedRequest asked = paged_request(request_.budget_bytes, {});
   if (request_.budget_bytes == 0) {
     const std::optional<std::int64_t> floor = paged_floor(asked);

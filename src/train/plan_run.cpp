@@ -4,11 +4,13 @@
 #include <headroom/core/error.h>
 #include <headroom/execute/executor.h>
 #include <headroom/memory/meter.h>
+#include "core/hash.h"
 #include "core/integers.h"
 #include "execute/stage_run.h"
 #include "execute/trial.h"
 #include "optim/optimizer_table.h"
 #include "plan/page_walk.h"
+#include "plan/simulate.h"
 
 #include "train/rank_group.h"
 #include "train/rank_planner.h"
@@ -25,6 +27,23 @@ namespace {
 // Bytes moved per nanosecond by an update, which is bound by memory: parameters, gradients and
 // state are read and mostly written.
 constexpr double kUpdateBytesPerNs = 8.0;
+
+// A third of an update, or a moment that nobody notices.
+std::int64_t affordable_trial_ns(const BatchPlan& plan) {
+  constexpr std::int64_t kMomentNs = 50'000'000;
+  return std::max(kMomentNs, plan.time_ns / 3);
+}
+
+// Equal for equal lists.
+std::string name_of(const std::vector<Operation>& operations) {
+  std::string text;
+  for (const Operation& each : operations)
+    text += fmt::format("{} {} {} {} {};", operation_name(each.kind), each.stage, each.option,
+                        each.format, each.finds_input);
+  Sha256 hash;
+  hash.update(text.data(), text.size());
+  return hash.hex_digest();
+}
 
 std::int64_t bytes_of(const std::vector<at::Tensor>& tensors) {
   std::int64_t bytes = 0;
@@ -103,8 +122,8 @@ RunPlan RankPlanner::run() {
 std::int64_t RankPlanner::floor() {
   const std::int64_t steps = divide_up(num_samples_, fixed_size());
   const std::int64_t large = divide_up(num_samples_, steps);
-  require_measured(large);
-  if (num_samples_ % steps != 0) book_.measure(large - 1);
+  require_known(large);
+  if (num_samples_ % steps != 0) book_.know(large - 1);
   return find_floor(search_request(0)).bytes;
 }
 
@@ -140,8 +159,8 @@ std::int64_t RankPlanner::fixed_size() const {
   return fixed_micro_batch_ > 0 ? fixed_micro_batch_ : num_samples_;
 }
 
-void RankPlanner::require_measured(std::int64_t size) {
-  if (book_.measure(size)) return;
+void RankPlanner::require_known(std::int64_t size) {
+  if (book_.know(size)) return;
   if (MemoryMeter::instance().cap() == 0) {
     throw BudgetError(fmt::format(
         "memory ran out: this machine does not hold the weights ({}) and one stage at a "
@@ -204,15 +223,15 @@ PlanRequest RankPlanner::search_request(std::int64_t budget_bytes) {
 RunPlan RankPlanner::optimal() {
   const bool searches = fixed_micro_batch_ == 0;
   if (searches) book_.explore(num_samples_);
-  require_measured(searches ? book_.measure_smallest() : fixed_size());
+  require_known(searches ? book_.measure_smallest() : fixed_size());
   while (true) {
     BatchPlan found = search();
-    bool all_measured = true;
+    bool all_known = true;
     for (const PlannedMicroBatches& part : found.micro_batches) {
-      all_measured = all_measured && book_.is_measured(part.size);
-      book_.measure(part.size);
+      all_known = all_known && book_.is_known(part.size);
+      book_.know(part.size);
     }
-    if (all_measured) return describe(std::move(found));
+    if (all_known) return describe(std::move(found));
   }
 }
 
@@ -237,7 +256,7 @@ BatchPlan RankPlanner::search() {
 RunPlan RankPlanner::by_policy() {
   PlanRequest request = search_request(request_.budget_bytes);
   request.micro_batch_size = fixed_size();
-  require_measured(fixed_size());
+  require_known(fixed_size());
   BatchPlan found =
       make_policy_plan(request, parse_policy(request_.policy.empty() ? "none" : request_.policy));
   if (request_.budget_bytes > 0 && found.peak_bytes > request_.budget_bytes) {
@@ -254,7 +273,7 @@ RunPlan RankPlanner::by_policy() {
 std::int64_t RankPlanner::load_ns(const BatchPlan& found) const {
   std::int64_t ns = 0;
   for (const PlannedMicroBatches& part : found.micro_batches) {
-    if (!prefetches_ && book_.is_measured(part.size)) ns += part.count * book_.load_ns(part.size);
+    if (!prefetches_) ns += part.count * book_.load_ns(part.size);
   }
   return ns;
 }
@@ -267,20 +286,39 @@ double RankPlanner::step_seconds(const BatchPlan& found, double time_ratio) cons
                  static_cast<double>(found.time_ns - stages_ns + load_ns(found)));
 }
 
-double RankPlanner::trial_ratio(const BatchPlan& found) const {
+std::int64_t RankPlanner::trial_size(const BatchPlan& found) {
   const PlannedMicroBatches& part = found.largest();
-  if (found.gradients == GradientMode::kUpdatedInBackward || part.schedule.time_ns == 0) return 1.0;
+  const std::int64_t affordable_ns = affordable_trial_ns(found);
+  std::int64_t size = part.size;
+  if (compared_.apply_to(size)) return size;
+  while (size / 2 > 0 && book_.is_known(size / 2) &&
+         part.schedule.time_ns / part.size * size > affordable_ns)
+    size /= 2;
+  return size;
+}
+
+double RankPlanner::trial_ratio(const BatchPlan& found) {
+  const std::vector<Operation>& operations = found.largest().schedule.operations;
+  if (found.gradients == GradientMode::kUpdatedInBackward) return 1.0;
+  const std::int64_t size = trial_size(found);
+  const std::int64_t predicted_ns =
+      simulate(costs_of(size, found.gradients).chain, operations).time_ns;
+  if (predicted_ns == 0) return 1.0;
+  const bool gradients_appear = found.gradients == GradientMode::kUnallocated;
   ExecutorOptions options = settings_.executor_options();
   options.check_recomputed_values = false;
   options.on_operation = [](std::size_t) { throw_if_stopped(); };
-  std::optional<std::int64_t> ns;
-  try {
-    ns = time_operations(chain_, book_.load(part.size), part.schedule.operations, options,
-                         found.gradients == GradientMode::kUnallocated);
-  } catch (const c10::OutOfMemoryError&) {
-    // Then training has its own means to continue.
-  }
-  return ns ? static_cast<double>(*ns) / static_cast<double>(part.schedule.time_ns) : 1.0;
+  return book_.figure(
+      fmt::format("trial {} {} {}", size, gradients_appear, name_of(operations)), [&] {
+        std::optional<std::int64_t> ns;
+        try {
+          ns = time_operations(chain_, book_.load(size), operations, options, gradients_appear,
+                               affordable_trial_ns(found));
+        } catch (const c10::OutOfMemoryError&) {
+          // Then training has its own means to continue.
+        }
+        return ns ? static_cast<double>(*ns) / static_cast<double>(predicted_ns) : 1.0;
+      });
 }
 
 RunPlan RankPlanner::describe_split(BatchPlan found) const {
@@ -292,7 +330,6 @@ RunPlan RankPlanner::describe_split(BatchPlan found) const {
 }
 
 RunPlan RankPlanner::describe(BatchPlan found, bool is_paged) {
-  book_.save();
   RunPlan plan = describe_split(std::move(found));
   plan.is_predicted = true;
   plan.budget_bytes = request_.budget_bytes;
@@ -300,6 +337,7 @@ RunPlan RankPlanner::describe(BatchPlan found, bool is_paged) {
   plan.time_ratio = is_paged              ? 1.0
                     : request_.time_ratio ? *request_.time_ratio
                                           : trial_ratio(plan.batch);
+  book_.save();
   plan.predicted_step_seconds =
       is_paged ? 1e-9 * static_cast<double>(plan.batch.time_ns + load_ns(plan.batch))
                : step_seconds(plan.batch, plan.time_ratio);

@@ -4,6 +4,7 @@
 
 #include <headroom/core/error.h>
 #include "core/figures.h"
+#include "core/integers.h"
 #include "core/log.h"
 #include "execute/boundary_format.h"
 #include "memory/device_clock.h"
@@ -66,6 +67,10 @@ Json chain_json(const ChainCosts& chain) {
   }
   return Json::object().set("stages", stages).set("boundary_formats", formats);
 }
+
+// A plan may rest on times of this many times the largest measured size. Beyond, the error of the
+// line's slope would count for more than what is saved.
+constexpr std::int64_t kFarthest = 4;
 
 fs::path chain_file(const std::string& folder, std::int64_t num_samples, const char* kind) {
   return fs::path(folder) / fmt::format("{}-{}.json", num_samples, kind);
@@ -172,19 +177,26 @@ std::int64_t ProfileBook::measure_smallest() {
 }
 
 void ProfileBook::explore(std::int64_t num_samples) {
-  constexpr double kAlwaysAffordableSeconds = 0.5;
+  // What may be spent in any case: half a second, or most of an update that takes long.
+  constexpr double kAffordableSeconds = 0.5, kLongUpdateSeconds = 0.2, kShareOfUpdate = 0.75;
   // A sample of a micro-batch that is twice as large takes this part of its time or more: from
   // there on times are on a line.
   constexpr double kNoFaster = 0.97;
   double seconds_before = std::numeric_limits<double>::infinity();  // of an update
+  // What an earlier run found enough is enough.
+  const auto spent_seconds = [&] { return cached_seconds_ + seconds_; };
   for (std::int64_t size = measure_smallest(); size < num_samples; size *= 2) {
     if (!measure(size)) return;
     const double update_seconds = step_seconds(measured_.at(size)) *
                                   static_cast<double>(num_samples) / static_cast<double>(size);
-    const bool knows_enough = size >= 4 && seconds_ > update_seconds;
+    const bool knows_enough = size >= 4 && spent_seconds() > update_seconds;
     const bool knows_line =
         (size >= 4 || can_count_) && update_seconds > kNoFaster * seconds_before;
-    if (seconds_ > kAlwaysAffordableSeconds && (knows_enough || knows_line)) return;
+    const double affordable_seconds =
+        update_seconds < kLongUpdateSeconds
+            ? kAffordableSeconds
+            : std::min(kAffordableSeconds, kShareOfUpdate * update_seconds);
+    if (spent_seconds() > affordable_seconds && (knows_enough || knows_line)) return;
     seconds_before = update_seconds;
   }
   measure(num_samples);
@@ -207,6 +219,52 @@ const ChainProfile* ProfileBook::counted(std::int64_t num_samples) const {
   std::optional<ChainProfile> profile = count_chain(chain_, sample_, num_samples, half_);
   can_count_ = profile.has_value();
   return profile ? &(counted_[num_samples] = *std::move(profile)) : nullptr;
+}
+
+bool ProfileBook::counts_bytes() const {
+  return measured_.size() >= 2 &&
+         std::all_of(measured_.begin(), measured_.end(), [&](const auto& entry) {
+           const ChainProfile* bytes = entry.second.is_timed ? counted(entry.first) : nullptr;
+           return bytes != nullptr && agree(entry.second, *bytes);
+         });
+}
+
+bool ProfileBook::is_known(std::int64_t num_samples) const {
+  if (is_measured(num_samples)) return true;
+  return counts_bytes() && measured_.begin()->first < num_samples &&
+         measured_.rbegin()->first >= divide_up(num_samples, kFarthest);
+}
+
+std::int64_t ProfileBook::size_to_measure(std::int64_t num_samples) const {
+  if (!can_count_ || num_samples < 2 * kFarthest) return num_samples;
+  // The first of two to see whether counting is right is as small as will do.
+  if (measured_.empty()) return divide_up(num_samples, 2 * kFarthest);
+  const std::int64_t smaller = divide_up(num_samples, kFarthest);
+  const bool will_do = counts_bytes() || (measured_.size() == 1 && !is_measured(smaller) &&
+                                          measured_.begin()->second.is_timed);
+  return will_do ? smaller : num_samples;
+}
+
+bool ProfileBook::know(std::int64_t num_samples) {
+  while (!is_known(num_samples)) {
+    if (!measure(size_to_measure(num_samples))) return false;
+  }
+  return true;
+}
+
+std::int64_t ProfileBook::load_ns(std::int64_t num_samples) const {
+  if (load_ns_.empty()) return 0;
+  auto nearest = load_ns_.lower_bound(num_samples);
+  if (nearest == load_ns_.end()) --nearest;
+  return static_cast<std::int64_t>(static_cast<double>(nearest->second) *
+                                   static_cast<double>(num_samples) /
+                                   static_cast<double>(nearest->first));
+}
+
+double ProfileBook::figure(const std::string& name, const std::function<double()>& measure) {
+  const auto found = figures_.find(name);
+  if (found != figures_.end()) return found->second;
+  return figures_[name] = measure();
 }
 
 ChainProfile ProfileBook::at(std::int64_t num_samples) const {
@@ -236,28 +294,43 @@ void ProfileBook::read_cache() {
     std::istringstream index(InputFile(path).read_all(kMostBytes));
     std::string key;
     if (!std::getline(index, key) || key != cache_key_) return;
-    std::int64_t num_samples = 0;
-    std::int64_t input_bytes = 0;
-    std::int64_t load_ns = 0;
-    while (index >> num_samples >> input_bytes >> load_ns) {
-      ChainProfile profile;
-      profile.num_samples = num_samples;
-      profile.input_bytes = input_bytes;
-      profile.grads_unallocated =
-          read_chain_file(chain_file(cache_folder_, num_samples, "grads_unallocated").string());
-      profile.grads_preallocated =
-          read_chain_file(chain_file(cache_folder_, num_samples, "grads_preallocated").string());
-      if (profile.grads_unallocated.stages.size() == chain_.size() &&
-          profile.grads_preallocated.stages.size() == chain_.size()) {
-        load_ns_[num_samples] = load_ns;
-        measured_[num_samples] = std::move(profile);
+    std::string what;
+    while (index >> what) {
+      if (what == "seconds") {
+        index >> cached_seconds_;
+      } else if (what == "figure") {
+        std::string name;
+        double value = 0.0;
+        if (index >> value && std::getline(index >> std::ws, name)) figures_[name] = value;
+      } else if (what == "size") {
+        read_cached_size(index);
+      } else {
+        return;  // of another version
       }
     }
   } catch (const Error& error) {
     log_warning(fmt::format("the cached profile in {} is not usable and is made anew: {}",
                             shown_path(cache_folder_), error.what()));
     measured_.clear();
+    figures_.clear();
+    cached_seconds_ = 0.0;
   }
+}
+
+void ProfileBook::read_cached_size(std::istream& index) {
+  ChainProfile profile;
+  std::int64_t load_ns = 0;
+  if (!(index >> profile.num_samples >> profile.input_bytes >> load_ns)) return;
+  const auto costs = [&](const char* kind) {
+    return read_chain_file(chain_file(cache_folder_, profile.num_samples, kind).string());
+  };
+  profile.grads_unallocated = costs("grads_unallocated");
+  profile.grads_preallocated = costs("grads_preallocated");
+  if (profile.grads_unallocated.stages.size() != chain_.size() ||
+      profile.grads_preallocated.stages.size() != chain_.size())
+    return;
+  load_ns_[profile.num_samples] = load_ns;
+  measured_[profile.num_samples] = std::move(profile);
 }
 
 // A cache that cannot be written costs a later run some time, and this one nothing.
@@ -272,7 +345,8 @@ void ProfileBook::save() const {
 }
 
 void ProfileBook::write_cache() const {
-  std::string index = cache_key_ + "\n";
+  std::string index = fmt::format("{}\nseconds {}\n", cache_key_, cached_seconds_ + seconds_);
+  for (const auto& [name, value] : figures_) index += fmt::format("figure {} {}\n", value, name);
   for (const auto& [size, profile] : measured_) {
     if (!profile.is_complete) continue;
     fs::create_directories(cache_folder_);
@@ -280,7 +354,7 @@ void ProfileBook::write_cache() const {
                           chain_json(profile.grads_unallocated).dump() + "\n");
     write_file_atomically(chain_file(cache_folder_, size, "grads_preallocated").string(),
                           chain_json(profile.grads_preallocated).dump() + "\n");
-    index += fmt::format("{} {} {}\n", size, profile.input_bytes, load_ns_.at(size));
+    index += fmt::format("size {} {} {}\n", size, profile.input_bytes, load_ns_.at(size));
   }
   if (fs::exists(cache_folder_))
     write_file_atomically((fs::path(cache_folder_) / "index.txt").string(), index);

@@ -8,6 +8,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <iosfwd>
 #include <map>
 #include <optional>
 #include <string>
@@ -45,6 +46,12 @@ class ProfileBook {
   void explore(std::int64_t num_samples);
 
   bool is_measured(std::int64_t num_samples) const { return measured_.count(num_samples) != 0; }
+  /// Whether a plan may rest on at(num_samples): it was measured, or its bytes are counted, as they
+  /// were for two measured sizes at least, and its times lie on a line that is not drawn out far.
+  bool is_known(std::int64_t num_samples) const;
+  /// Measures what it takes to know this size: itself, or smaller ones where they will do. False
+  /// when one of them does not fit.
+  bool know(std::int64_t num_samples);
   /// False when this size, or a smaller one, was found not to fit, or the chain not to run on it.
   bool may_fit(std::int64_t num_samples) const {
     return num_samples >= smallest_size_ &&
@@ -57,8 +64,12 @@ class ProfileBook {
 
   /// A micro-batch to measure with.
   MicroBatch load(std::int64_t num_samples) const { return load_(num_samples); }
-  /// How long loading a measured size took.
-  std::int64_t load_ns(std::int64_t num_samples) const { return load_ns_.at(num_samples); }
+  /// How long loading takes, by the nearest measured size.
+  std::int64_t load_ns(std::int64_t num_samples) const;
+
+  /// A figure of this chain on this machine that takes a while to measure: what `measure` returns,
+  /// or returned for the same name before, in an earlier run too.
+  double figure(const std::string& name, const std::function<double()>& measure);
 
   /// Leaves what was measured in the cache folder, for the next run. Profiles of a cap that some
   /// option did not fit are not left: another run may have more room.
@@ -67,7 +78,11 @@ class ProfileBook {
   double seconds() const { return seconds_; }  ///< spent on measuring
 
  private:
+  // Whether counting was right for every size that was measured, of which there are some.
+  bool counts_bytes() const;
+  std::int64_t size_to_measure(std::int64_t num_samples) const;  // the next, to know this one
   void read_cache();
+  void read_cached_size(std::istream& index);
   void write_cache() const;
   ChainProfile on_line(std::int64_t num_samples) const;
   /// Null where bytes cannot be counted, or were once found to differ from measured ones.
@@ -87,11 +102,13 @@ class ProfileBook {
   mutable MicroBatch sample_;  // the shapes of one sample; empty until it is needed
   mutable bool can_count_;
   std::map<std::int64_t, std::int64_t> load_ns_;
+  std::map<std::string, double> figures_;
   std::vector<BoundaryFormat> boundary_formats_;
   std::int64_t timed_boundary_bytes_ = 0;  // that the formats were measured with
   std::optional<std::int64_t> smallest_failure_;
   std::int64_t smallest_size_ = 1;
   double seconds_ = 0.0;
+  double cached_seconds_ = 0.0;  // that earlier runs spent
 };
 
 }  // namespace headroom

@@ -40,7 +40,7 @@ class RankPlanner {
 
   std::int64_t fixed_size() const;
 
-  void require_measured(std::int64_t size);
+  void require_known(std::int64_t size);
 
   MicroBatchCosts costs_of(std::int64_t size, GradientMode gradients);
 
@@ -51,8 +51,8 @@ class RankPlanner {
 
   PlanRequest search_request(std::int64_t budget_bytes);
 
-  // Plans from what is known, then measures the chosen sizes themselves and plans again, until the
-  // plan rests on measurements alone.
+  // Plans from what is known, then measures the chosen sizes and plans again, until all that the
+  // plan rests on is known.
   RunPlan optimal();
 
   // A batch whose samples are compared is paged in one piece, and so not where several were asked
@@ -85,9 +85,13 @@ class RankPlanner {
 
   double step_seconds(const BatchPlan& found, double time_ratio) const;
 
-  // Runs the schedule of one micro-batch as a whole. Updating inside backward is left out: here,
-  // nothing would free the gradients.
-  double trial_ratio(const BatchPlan& found) const;
+  // The samples to try the schedule of the largest micro-batch with: fewer than it has, where one
+  // run of them all would take much of an update.
+  std::int64_t trial_size(const BatchPlan& found);
+
+  // Runs that schedule as a whole. Updating inside backward is left out: here, nothing would free
+  // the gradients.
+  double trial_ratio(const BatchPlan& found);
 
   RunPlan describe_split(BatchPlan found) const;
 

@@ -25,9 +25,7 @@ void RunPlanner::start(const TrainingPosition& saved) {
   splits_ = saved.micro_batch_by_shape;
   saved_micro_batch_ = saved.micro_batch;
   const bool is_measured = budget_bytes_ > 0 || !policy_.empty();
-  if (ranks_.is_first() && is_measured)
-    update_ns_ = time_update(chain_.named_parameters(), settings_.optimizer,
-                             settings_.arguments.max_grad_norm);
+  if (ranks_.is_first() && is_measured) update_ns_ = measure_update();
   const std::vector<std::int64_t> sizes =
       settings_.grouping(data_).window_sizes(saved.global_step, settings_.total_updates(data_));
   // The first one last, so that it is the one in use; every one of them must fit.
@@ -42,9 +40,8 @@ void RunPlanner::start(const TrainingPosition& saved) {
 
 RunPlan RunPlanner::preview() {
   look_at_first_window(0);
-  update_ns_ = time_update(chain_.named_parameters(), settings_.optimizer,
-                           settings_.arguments.max_grad_norm);
   keeps_profiles_ = false;  // a plan that is only shown leaves nothing behind
+  update_ns_ = measure_update();
   RunPlanRequest asked = request(std::min(settings_.window_samples(), data_.size()));
   asked.with_alternatives = true;
   RunPlan plan = plan_run(asked, settings_, chain_, book());
@@ -131,6 +128,18 @@ ProfileBook& RunPlanner::book() {
       settings_.precision.keep_in_half, settings_.precision.compute_in_half,
       settings_.arguments.spill_dir, folder, key);
   return *bucket.book;
+}
+
+std::optional<std::int64_t> RunPlanner::measure_update() {
+  const double max_norm = settings_.arguments.max_grad_norm;
+  const double ns = book().figure(
+      fmt::format("update {} momentum {} clipped {}", settings_.optimizer.name,
+                  settings_.optimizer.momentum, max_norm > 0),
+      [&] {
+        return static_cast<double>(
+            time_update(chain_.named_parameters(), settings_.optimizer, max_norm).value_or(0));
+      });
+  return ns > 0 ? std::make_optional(static_cast<std::int64_t>(ns)) : std::nullopt;
 }
 
 void RunPlanner::begin_window(const Window& window) {

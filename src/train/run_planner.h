@@ -79,7 +79,8 @@ class RunPlanner final : public WindowPlans {
   // Starts the buckets with the shapes of the first sample that will be trained.
   void look_at_first_window(std::int64_t num_updates);
   RunPlanRequest request(std::int64_t window_samples) const;
-  ProfileBook& book();  // of the bucket in use
+  ProfileBook& book();                           // of the bucket in use
+  std::optional<std::int64_t> measure_update();  // nothing where memory ran out
   MicroBatch probe_batch(const std::string& bucket, std::int64_t num_samples) const;
   // "24_24": of the bucket, and of the window where that is not the usual one. A file may have it.
   std::string plan_name(std::int64_t window_samples) const;

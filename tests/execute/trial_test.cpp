@@ -11,6 +11,8 @@
 namespace headroom {
 namespace {
 
+constexpr std::int64_t kEnoughNs = 50'000'000;
+
 struct TrialTest : ::testing::Test {
   ZooModel model = make_model("nin", "width=4,rows=14,columns=14");
   MicroBatch micro = make_synthetic_images(8, model.input.channels, model.input.rows,
@@ -31,7 +33,7 @@ TEST_F(TrialTest, LeavesWeightsBuffersRandomStateAndMemoryAsTheyWere) {
   const std::int64_t live = MemoryMeter::instance().live_bytes();
   for (const bool gradients_appear : {true, false}) {
     const auto ns = time_operations(model.chain, micro, keep_everything(model.chain.size()), {},
-                                    gradients_appear);
+                                    gradients_appear, kEnoughNs);
     ASSERT_TRUE(ns.has_value());
     EXPECT_GT(*ns, 0);
   }
@@ -50,8 +52,9 @@ TEST_F(TrialTest, GivesNothingWhenMemoryRunsOutAndLetsGoOfEverything) {
   MemoryMeter& meter = MemoryMeter::instance();
   const std::int64_t live = meter.live_bytes();
   meter.set_cap(live + 20'000);
-  EXPECT_FALSE(time_operations(model.chain, micro, keep_everything(model.chain.size()), {}, true)
-                   .has_value());
+  EXPECT_FALSE(
+      time_operations(model.chain, micro, keep_everything(model.chain.size()), {}, true, kEnoughNs)
+          .has_value());
   meter.set_cap(0);
   EXPECT_EQ(meter.live_bytes(), live);
 }
