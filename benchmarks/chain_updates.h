@@ -15,10 +15,10 @@ namespace headroom::benchmark {
 
 class ChainUpdates {
  public:
-  ChainUpdates(Chain model, MicroBatch batch)
+  ChainUpdates(Chain model, MicroBatch batch, ExecutorOptions options = {})
       : chain(std::move(model)),
         micro(std::move(batch)),
-        executor_(chain),
+        executor_(chain, std::move(options)),
         optimizer_(chain.parameters(), AdamWOptions(1e-4)),
         operations_(keep_everything(chain.size())) {}
 

@@ -2,10 +2,11 @@
 // compare: tokens per second, peak memory, and the share of the matrix product's speed that reaches
 // the model. Machines drift by tens of percent within a minute, so only ratios of neighbours count.
 //
-//   gpt_benchmark [small|gpt2|long|llama|llama-long|options|all] [updates] [as_installed|alone]
+//   gpt_benchmark [small|gpt2|long|llama|llama-long|options|all] [updates] [MODE]
 //
 // PyTorch is given the matrix kernels that this program uses (an OpenBLAS that does not know the
-// CPU falls back to slow ones); with as_installed it runs as it comes, with alone not at all.
+// CPU falls back to slow ones); with MODE as_installed it runs as it comes, with alone not at all.
+// With bf16, ours computes in bf16, and PyTorch runs in fp32 and under autocast: the faster counts.
 // `options` measures one block of each kind for each way of keeping: bytes per token, and time
 // against keeping all.
 
@@ -25,6 +26,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <functional>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -127,13 +129,16 @@ double sgemm_flop_per_second() {
   return 2.0 * kSize * kSize * kSize / (now() - begin);
 }
 
-ChainUpdates make_ours(const Case& c) {
+ChainUpdates make_ours(const Case& c, bool in_bf16 = false) {
+  ExecutorOptions options;
+  if (in_bf16) options.compute_in_half = at::kBFloat16;
   const at::Tensor text = torch::randint(0, c.vocabulary, {c.batch, c.length + 1});
   return {c.make(),
           {{text.slice(1, 0, c.length).contiguous()},
            {text.slice(1, 1).contiguous()},
            c.batch,
-           c.batch * c.length}};
+           c.batch * c.length},
+          options};
 }
 
 void run_alone(const Case& c, int updates) {
@@ -145,27 +150,49 @@ void run_alone(const Case& c, int updates) {
   }
 }
 
-void compare(const Case& c, int updates, bool as_installed) {
+void compare(const Case& c, int updates, bool as_installed, bool in_bf16) {
   // Measured first, in a fresh process: the peak of a process never goes down.
   const std::int64_t resident = resident_bytes();
   const std::int64_t live = MemoryMeter::instance().live_bytes();
   MemoryMeter::instance().reset_peak();
-  ChainUpdates ours = make_ours(c);
-  PyTorchProcess theirs(c.arguments, as_installed, c.script);
-  std::vector<double> our_times, their_times, ratios, sgemm;
-  for (int i = 0; i <= updates; ++i) {
-    const double our_time = ours.update(), their_time = theirs.update();
-    const double speed = sgemm_flop_per_second();
-    if (i == 0) continue;  // both warm up
-    our_times.push_back(our_time);
-    their_times.push_back(their_time);
-    ratios.push_back(their_time / our_time);
-    sgemm.push_back(speed);
+  ChainUpdates ours = make_ours(c, in_bf16);
+  std::vector<std::unique_ptr<PyTorchProcess>> peers;  // fp32, and where it is asked for bf16
+  std::vector<std::vector<double>> peer_times;
+  for (const bool autocast : {false, true}) {
+    if (autocast && !in_bf16) continue;
+    peers.push_back(
+        std::make_unique<PyTorchProcess>(c.arguments, as_installed, c.script, autocast));
+    peer_times.emplace_back();
   }
+  std::vector<double> our_times, sgemm;
+  for (int i = 0; i <= updates; ++i) {
+    const double our_time = ours.update();
+    if (i > 0) our_times.push_back(our_time);  // all warm up first
+    for (std::size_t peer = 0; peer < peers.size(); ++peer) {
+      const double time = peers[peer]->update();
+      if (i > 0) peer_times[peer].push_back(time);
+    }
+    const double speed = sgemm_flop_per_second();
+    if (i > 0) sgemm.push_back(speed);
+  }
+  std::size_t fastest = 0;
+  for (std::size_t peer = 1; peer < peers.size(); ++peer) {
+    fmt::print("PyTorch: {:.3f} s in fp32, {:.3f} s under autocast to bf16\n",
+               median(peer_times[0]), median(peer_times[peer]));
+    if (median(peer_times[peer]) < median(peer_times[fastest])) fastest = peer;
+  }
+  const std::vector<double>& their_times = peer_times[fastest];
+  std::vector<double> ratios;
+  for (std::size_t i = 0; i < our_times.size(); ++i)
+    ratios.push_back(their_times[i] / our_times[i]);
   static const std::string version = headroom::benchmark::peer_version();
   const double our_resident = static_cast<double>(peak_resident_bytes() - resident);
   const double our_tensors = static_cast<double>(MemoryMeter::instance().peak_bytes() - live);
-  const double their_resident = theirs.finish();
+  double their_resident = 0.0;
+  for (std::size_t peer = 0; peer < peers.size(); ++peer) {
+    const double bytes = peers[peer]->finish();
+    if (peer == fastest) their_resident = bytes;
+  }
   const double tokens = static_cast<double>(ours.micro.num_items), mebi = 1 << 20;
   fmt::print("{} ({} layers, width {}, T {}, B {}, V {}; {:.1f}M parameters)\n", c.name,
              c.num_layers, c.width, c.length, c.batch, c.vocabulary,
@@ -280,7 +307,7 @@ int main(int argc, char** argv) {
     if (mode == "alone") {
       run_alone(c, updates);
     } else {
-      compare(c, updates, as_installed);
+      compare(c, updates, as_installed, mode == "bf16");
     }
   }
   return 0;

@@ -3,8 +3,11 @@
 parity FOLDER   reads config.txt, index.txt, weights.bin and tokens.bin from the folder; writes gradients.bin, trained.bin, losses.txt.
 serve           reads "n_layer n_head n_embd length vocab_size batch threads checkpoint" from its arguments, prints the resident bytes at
                 the start, then for each line on standard input runs one update and prints its seconds; at the end, the peak bytes above the start.
+                Attention and AdamW are PyTorch's fused ones where it has them; HEADROOM_AUTOCAST=1 computes in bf16.
 """
+import inspect
 import math
+import os
 import sys
 import time
 
@@ -16,6 +19,8 @@ from torch.utils.checkpoint import checkpoint
 
 
 class Attention(nn.Module):
+    is_fused = False  # only in time and memory: the numbers are compared with the formula itself
+
     def __init__(self, width, num_heads, length):
         super().__init__()
         self.num_heads = num_heads
@@ -27,9 +32,12 @@ class Attention(nn.Module):
         B, T, C = x.size()
         q, k, v = self.c_attn(x).split(C, dim=2)
         q, k, v = (t.view(B, T, self.num_heads, C // self.num_heads).transpose(1, 2) for t in (q, k, v))
-        scores = (q @ k.transpose(-2, -1)) * (1.0 / math.sqrt(k.size(-1)))
-        scores = scores.masked_fill(self.mask[:, :, :T, :T] == 0, float("-inf"))
-        y = F.softmax(scores, dim=-1) @ v
+        if self.is_fused:
+            y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        else:
+            scores = (q @ k.transpose(-2, -1)) * (1.0 / math.sqrt(k.size(-1)))
+            scores = scores.masked_fill(self.mask[:, :, :T, :T] == 0, float("-inf"))
+            y = F.softmax(scores, dim=-1) @ v
         return self.c_proj(y.transpose(1, 2).contiguous().view(B, T, C))
 
 
@@ -120,6 +128,15 @@ def memory(key):
             return int(line.split()[1]) * 1024
 
 
+def make_adamw(model):
+    if "fused" in inspect.signature(torch.optim.AdamW).parameters:
+        try:
+            return torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
+        except RuntimeError:  # not on the CPU
+            pass
+    return torch.optim.AdamW(model.parameters(), lr=1e-4)
+
+
 def answer(make_model, length, vocab_size, batch, threads):
     """Runs an update of a language model for each line on standard input, as `serve` says."""
     torch.set_num_threads(threads)
@@ -128,13 +145,15 @@ def answer(make_model, length, vocab_size, batch, threads):
     start = memory("VmRSS")
     print(start, flush=True)
     model = make_model()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
+    optimizer = make_adamw(model)
+    autocast = torch.autocast("cpu", torch.bfloat16, enabled="HEADROOM_AUTOCAST" in os.environ)
     text = torch.randint(0, vocab_size, (batch, length + 1))
     tokens, targets = text[:, :-1].contiguous(), text[:, 1:].contiguous()
     for _ in sys.stdin:
         begin = time.perf_counter()
         optimizer.zero_grad(set_to_none=True)
-        loss = model(tokens, targets)
+        with autocast:
+            loss = model(tokens, targets)
         loss.backward()
         optimizer.step()
         print(time.perf_counter() - begin, flush=True)
@@ -142,6 +161,7 @@ def answer(make_model, length, vocab_size, batch, threads):
 
 
 def serve(n_layer, n_head, n_embd, length, vocab_size, batch, threads, checkpointed):
+    Attention.is_fused = hasattr(F, "scaled_dot_product_attention")
     answer(lambda: Gpt(n_layer, n_head, n_embd, length, vocab_size, checkpointed), length, vocab_size, batch, threads)
 
 

@@ -19,9 +19,10 @@
 class PyTorchProcess {
  public:
   /// `arguments` are those of `serve` of the script beside the benchmark. PyTorch gets the matrix
-  /// kernels that this program uses, unless it shall run as it is installed.
+  /// kernels that this program uses, unless it shall run as it is installed. With `autocast` it
+  /// computes in bf16.
   PyTorchProcess(const std::string& arguments, bool as_installed,
-                 const std::string& script = "pytorch_gpt.py") {
+                 const std::string& script = "pytorch_gpt.py", bool autocast = false) {
     int to_child[2], from_child[2];
     // Closed in other children: PyTorch ends when the last writer of its input does.
     if (pipe2(to_child, O_CLOEXEC) != 0 || pipe2(from_child, O_CLOEXEC) != 0)
@@ -29,8 +30,8 @@ class PyTorchProcess {
     const std::string core = headroom::blas_core();
     const std::string blas = as_installed || core.empty() ? "" : "OPENBLAS_CORETYPE=" + core + " ";
     const std::string command =
-        fmt::format("{}exec {} {}/{} serve {}", blas, headroom::benchmark::peer_python(),
-                    HEADROOM_BENCHMARK_DIR, script, arguments);
+        fmt::format("{}{}exec {} {}/{} serve {}", blas, autocast ? "HEADROOM_AUTOCAST=1 " : "",
+                    headroom::benchmark::peer_python(), HEADROOM_BENCHMARK_DIR, script, arguments);
     child_ = fork();
     if (child_ == 0) {
       dup2(to_child[0], 0);
