@@ -308,17 +308,20 @@ double RankPlanner::trial_ratio(const BatchPlan& found) {
   ExecutorOptions options = settings_.executor_options();
   options.check_recomputed_values = false;
   options.on_operation = [](std::size_t) { throw_if_stopped(); };
-  return book_.figure(
-      fmt::format("trial {} {} {}", size, gradients_appear, name_of(operations)), [&] {
-        std::optional<std::int64_t> ns;
-        try {
-          ns = time_operations(chain_, book_.load(size), operations, options, gradients_appear,
-                               affordable_trial_ns(found));
-        } catch (const c10::OutOfMemoryError&) {
-          // Then training has its own means to continue.
-        }
-        return ns ? static_cast<double>(*ns) / static_cast<double>(predicted_ns) : 1.0;
-      });
+  const auto try_it = [&]() -> std::optional<double> {
+    try {
+      const std::optional<std::int64_t> ns =
+          time_operations(chain_, book_.load(size), operations, options, gradients_appear,
+                          affordable_trial_ns(found));
+      if (ns) return static_cast<double>(*ns) / static_cast<double>(predicted_ns);
+    } catch (const c10::OutOfMemoryError&) {
+      // Then training has its own means to continue.
+    }
+    return std::nullopt;
+  };
+  return book_
+      .figure(fmt::format("trial {} {} {}", size, gradients_appear, name_of(operations)), try_it)
+      .value_or(1.0);
 }
 
 RunPlan RankPlanner::describe_split(BatchPlan found) const {

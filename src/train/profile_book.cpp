@@ -72,6 +72,9 @@ Json chain_json(const ChainCosts& chain) {
 // line's slope would count for more than what is saved.
 constexpr std::int64_t kFarthest = 4;
 
+// Nanoseconds and ratios beyond it are no measurements.
+constexpr double kLargestFigure = 1e18;
+
 fs::path chain_file(const std::string& folder, std::int64_t num_samples, const char* kind) {
   return fs::path(folder) / fmt::format("{}-{}.json", num_samples, kind);
 }
@@ -261,10 +264,13 @@ std::int64_t ProfileBook::load_ns(std::int64_t num_samples) const {
                                    static_cast<double>(nearest->first));
 }
 
-double ProfileBook::figure(const std::string& name, const std::function<double()>& measure) {
+std::optional<double> ProfileBook::figure(const std::string& name,
+                                          const std::function<std::optional<double>()>& measure) {
   const auto found = figures_.find(name);
   if (found != figures_.end()) return found->second;
-  return figures_[name] = measure();
+  const std::optional<double> value = measure();
+  if (value) figures_[name] = *value;
+  return value;
 }
 
 ChainProfile ProfileBook::at(std::int64_t num_samples) const {
@@ -301,7 +307,8 @@ void ProfileBook::read_cache() {
       } else if (what == "figure") {
         std::string name;
         double value = 0.0;
-        if (index >> value && std::getline(index >> std::ws, name)) figures_[name] = value;
+        const bool is_read = index >> value && std::getline(index >> std::ws, name);
+        if (is_read && value > 0.0 && value < kLargestFigure) figures_[name] = value;
       } else if (what == "size") {
         read_cached_size(index);
       } else {
@@ -321,6 +328,7 @@ void ProfileBook::read_cached_size(std::istream& index) {
   ChainProfile profile;
   std::int64_t load_ns = 0;
   if (!(index >> profile.num_samples >> profile.input_bytes >> load_ns)) return;
+  if (profile.num_samples < 1) return;
   const auto costs = [&](const char* kind) {
     return read_chain_file(chain_file(cache_folder_, profile.num_samples, kind).string());
   };

@@ -68,8 +68,10 @@ class ProfileBook {
   std::int64_t load_ns(std::int64_t num_samples) const;
 
   /// A figure of this chain on this machine that takes a while to measure: what `measure` returns,
-  /// or returned for the same name before, in an earlier run too.
-  double figure(const std::string& name, const std::function<double()>& measure);
+  /// or returned for the same name before, in an earlier run too. It must be above 0. Nothing is
+  /// not remembered.
+  std::optional<double> figure(const std::string& name,
+                               const std::function<std::optional<double>()>& measure);
 
   /// Leaves what was measured in the cache folder, for the next run. Profiles of a cap that some
   /// option did not fit are not left: another run may have more room.

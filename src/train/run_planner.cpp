@@ -132,14 +132,11 @@ ProfileBook& RunPlanner::book() {
 
 std::optional<std::int64_t> RunPlanner::measure_update() {
   const double max_norm = settings_.arguments.max_grad_norm;
-  const double ns = book().figure(
+  const std::optional<double> ns = book().figure(
       fmt::format("update {} momentum {} clipped {}", settings_.optimizer.name,
                   settings_.optimizer.momentum, max_norm > 0),
-      [&] {
-        return static_cast<double>(
-            time_update(chain_.named_parameters(), settings_.optimizer, max_norm).value_or(0));
-      });
-  return ns > 0 ? std::make_optional(static_cast<std::int64_t>(ns)) : std::nullopt;
+      [&] { return time_update(chain_.named_parameters(), settings_.optimizer, max_norm); });
+  return ns ? std::make_optional(static_cast<std::int64_t>(*ns)) : std::nullopt;
 }
 
 void RunPlanner::begin_window(const Window& window) {

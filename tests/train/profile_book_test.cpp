@@ -80,7 +80,7 @@ TEST_F(ProfileBookTest, BytesThatOnlyARunTellsAreMeasuredAtTheirSize) {
 
 TEST_F(ProfileBookTest, ASecondRunMeasuresNothing) {
   int num_measured = 0;
-  const auto measure = [&] { return 1.25 + num_measured++; };
+  const auto measure = [&] { return std::make_optional(1.25 + num_measured++); };
   ProfileBook first = book("gpt");
   first.explore(64);
   first.know(64);
@@ -108,6 +108,16 @@ TEST_F(ProfileBookTest, AnIndexOfAnotherFormIsNotUsed) {
   EXPECT_FALSE(book("gpt").is_measured(4));
   std::ofstream(folder_ / "profile/index.txt") << "key\nsize 4 128\n";
   EXPECT_FALSE(book("gpt").is_measured(4));
+  std::ofstream(folder_ / "profile/index.txt") << "key\nsize -4 128 1000\nfigure 1e300 trial\n";
+  ProfileBook odd = book("gpt");
+  EXPECT_FALSE(odd.is_measured(-4));
+  EXPECT_EQ(odd.figure("trial", [] { return 2.0; }), 2.0);
+}
+
+TEST_F(ProfileBookTest, AFigureThatCouldNotBeHadIsAskedForAgain) {
+  ProfileBook some = book("gpt");
+  EXPECT_FALSE(some.figure("trial", [] { return std::nullopt; }).has_value());
+  EXPECT_EQ(some.figure("trial", [] { return 2.0; }), 2.0);
 }
 
 }  // namespace
