@@ -40,22 +40,29 @@ TEST(CheckpointStrategyTest, Segments) {
   EXPECT_EQ(bounds(CheckpointStrategy::log(), 1), (Bounds{{0, 1}}));
 }
 
-// A policy of a plan recomputes every stage but those of the last segment.
+// A policy of a plan recomputes every stage but those of the last segment, and so inside of each.
+std::int64_t num_recomputed(const std::vector<CheckpointSegment>& segments) {
+  if (segments.empty()) return 0;
+  auto count = static_cast<std::int64_t>(segments.back().begin - segments.front().begin);
+  for (const CheckpointSegment& segment : segments) count += num_recomputed(segment.inner);
+  return count;
+}
+
 TEST(CheckpointStrategyTest, CutsAsThePoliciesOfPlansDo) {
   for (const std::size_t num_layers : {1, 2, 5, 10, 17}) {
     ChainCosts chain;
     for (std::size_t l = 1; l <= num_layers; ++l)
       chain.stages.push_back({"", 1, l == num_layers ? 0 : 1, 1, 0, 0, {{3, 1, 2, 0, 0}}, {}});
     const auto check = [&](const std::string& policy, const CheckpointStrategy& strategy) {
-      const auto num_recomputed =
-          static_cast<std::int64_t>(strategy.segments(num_layers).back().begin);
-      const auto time_ns = static_cast<std::int64_t>(3 * num_layers) + num_recomputed;
+      const std::int64_t time_ns =
+          static_cast<std::int64_t>(3 * num_layers) + num_recomputed(strategy.segments(num_layers));
       EXPECT_EQ(schedule_of_policy(chain, parse_policy(policy)).time_ns, time_ns)
           << policy << " of " << num_layers;
     };
     for (int count = 1; count <= static_cast<int>(num_layers); ++count)
       check("segments=" + std::to_string(count), count);
     check("sqrt", CheckpointStrategy::sqrt());
+    check("log", CheckpointStrategy::log());
     check("every", CheckpointStrategy::every());
   }
   EXPECT_EQ(bounds(4, 10), (Bounds{{0, 2}, {2, 5}, {5, 7}, {7, 10}}));
