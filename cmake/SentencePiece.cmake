@@ -1,0 +1,23 @@
+# Sets SENTENCEPIECE_LIBRARIES to what a program that uses SentencePiece is linked with; empty where
+# none can be built.
+find_library(SENTENCEPIECE_LIBRARY sentencepiece)
+find_path(SENTENCEPIECE_INCLUDE_DIR sentencepiece_processor.h)
+set(SENTENCEPIECE_LIBRARIES "")
+if(SENTENCEPIECE_LIBRARY AND SENTENCEPIECE_INCLUDE_DIR)
+  set(SENTENCEPIECE_LIBRARIES ${SENTENCEPIECE_LIBRARY})
+  # Newer versions have Abseil in their interface, and leave its headers and libraries to their users.
+  file(STRINGS ${SENTENCEPIECE_INCLUDE_DIR}/sentencepiece_processor.h SENTENCEPIECE_WANTS_ABSL REGEX "include [<\"]absl/")
+  if(SENTENCEPIECE_WANTS_ABSL)
+    find_package(absl QUIET)
+    if(TARGET absl::strings)
+      foreach(part absl::strings absl::status absl::flags absl::log)
+        if(TARGET ${part})
+          list(APPEND SENTENCEPIECE_LIBRARIES ${part})
+        endif()
+      endforeach()
+    else()
+      message(WARNING "Abseil was not found (Debian: libabsl-dev): SentencePiece's models are left out")
+      set(SENTENCEPIECE_LIBRARIES "")
+    endif()
+  endif()
+endif()
