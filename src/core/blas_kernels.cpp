@@ -29,11 +29,9 @@ std::string choose() {
   if (core_name == nullptr) return {};
   const auto quit = reinterpret_cast<Call>(dlsym(RTLD_DEFAULT, "gotoblas_dynamic_quit"));
   const auto init = reinterpret_cast<Call>(dlsym(RTLD_DEFAULT, "gotoblas_dynamic_init"));
-  const std::string best = best_core();
-  const bool is_fallback = std::string(core_name()) == "Prescott";
-  if (may_tune_libraries() && is_fallback && !best.empty() && quit != nullptr && init != nullptr &&
-      std::getenv("OPENBLAS_CORETYPE") == nullptr) {
-    setenv("OPENBLAS_CORETYPE", best.c_str(), 1);
+  const std::string better = better_core(core_name());
+  if (!better.empty() && quit != nullptr && init != nullptr) {
+    setenv("OPENBLAS_CORETYPE", better.c_str(), 1);
     quit();
     init();
     unsetenv("OPENBLAS_CORETYPE");  // a program that we start decides for itself
@@ -50,6 +48,12 @@ const std::string kCore = choose();
 bool may_tune_libraries() {
   const char* choice = std::getenv("HEADROOM_TUNE_LIBRARIES");
   return choice == nullptr || std::string(choice) != "0";
+}
+
+std::string better_core(const std::string& core) {
+  const bool is_fallback = core == "Prescott";
+  const bool may_exchange = may_tune_libraries() && std::getenv("OPENBLAS_CORETYPE") == nullptr;
+  return is_fallback && may_exchange ? best_core() : std::string();
 }
 
 const std::string& blas_core() { return kCore; }

@@ -11,6 +11,9 @@ namespace headroom {
 /// variable OPENBLAS_CORETYPE decides.
 const std::string& blas_core();
 
+/// What OpenBLAS is asked for where it has chosen the kernels of `core`; empty: it keeps them.
+std::string better_core(const std::string& core);
+
 /// Whether the libraries below may be set up while the program is loaded: false where the
 /// environment has HEADROOM_TUNE_LIBRARIES=0.
 bool may_tune_libraries();
