@@ -45,6 +45,16 @@ TEST(Progress, PrintsPlainLinesOfWhatIsLoggedWhereThereIsNoTerminal) {
   }
 }
 
+TEST(Progress, ASlowRunIsNotZeroSamplesPerSecond) {
+  ProgressState slow = state_at(1);
+  slow.samples_per_second = 0.0421;
+  slow.loss = 0.000123456;
+  ::testing::internal::CaptureStderr();
+  Progress(true).log(slow);
+  const std::string text = ::testing::internal::GetCapturedStderr();
+  EXPECT_NE(text.find("  loss 0.000123  0.0421 samples/s"), std::string::npos) << text;
+}
+
 TEST(Progress, ShowsNothingWhenOff) {
   ::testing::internal::CaptureStderr();
   {
