@@ -101,5 +101,11 @@ TEST(OutputFile, AFullDiskKeepsTheOldFile) {
   EXPECT_EQ(num_files(folder), 1U);
 }
 
+TEST(SyncFolder, OneThatCannotBeOpenedIsAnError) {
+  const TemporaryFolder folder;
+  sync_folder(folder.path().string(), throw_as<SnapshotError>);
+  EXPECT_THROW(sync_folder(folder / "absent", throw_as<SnapshotError>), SnapshotError);
+}
+
 }  // namespace
 }  // namespace headroom
