@@ -221,6 +221,7 @@ TEST(RankEnvironment, RanksThatMeetAtAnAddressCloseItWhenTheyAreConnected) {
   }
   for (std::thread& thread : threads) thread.join();
   for (const auto& one : gathered) EXPECT_EQ(one, (std::vector<std::string>{"0", "1", "2"}));
+  EXPECT_FALSE(is_listened_on(static_cast<int>(environment.port)));
   environment.rank = 1;
   EXPECT_THROW(join_ranks(environment, std::chrono::seconds(1)), CommError) << "nobody listens";
 }

@@ -6,6 +6,7 @@
 
 #include <sys/time.h>
 
+#include <cstdint>
 #include <future>
 #include <list>
 #include <stdexcept>
@@ -80,13 +81,23 @@ TEST(RendezvousServer, StrangersAreDropped) {
   const int port = free_port();
   const RendezvousServer place(kHost, port);
   const std::string magic = "headroom-rendezvous-1";
+  const auto length = [](std::uint32_t num_bytes) {  // the lowest byte first
+    std::string text;
+    for (int i = 0; i < 4; ++i) text += static_cast<char>(num_bytes >> (8 * i) & 0xff);
+    return text;
+  };
+  constexpr std::uint32_t kLongName = (1 << 10) + 1, kLongText = (1 << 20) + 1;
+  // The last three are whole: whoever took them for a rank's would answer.
   for (const std::string& said :
        {std::string("GET / HTTP/1.1\r\n\r\n"), std::string(9, '\xff'),
         magic + "x" + std::string(8, '\0'), magic + "s" + std::string(8, '\xff'),
-        magic + "g" + std::string(8, '\0') + "more than was announced"}) {
+        magic + "g" + std::string(8, '\0') + "more than was announced",
+        "headroom-rendezvous-0g" + std::string(8, '\0'),
+        magic + "s" + length(kLongName) + length(0) + std::string(kLongName, 'x'),
+        magic + "s" + length(0) + length(kLongText) + std::string(kLongText, 'x')}) {
     const Stranger stranger(port);
     stranger.say(said);
-    EXPECT_TRUE(stranger.is_dropped()) << said;
+    EXPECT_TRUE(stranger.is_dropped()) << said.substr(0, 60);
   }
 }
 
