@@ -77,6 +77,7 @@ TEST_F(Interruption, AStopInAnEvaluationSavesWhatWasTrained) {
   Trainer trainer(args, chain_of(make_noisy_network(5)), make_data(), eval_data);
   EXPECT_EQ(trainer.train().global_step, 2);
   EXPECT_TRUE(trainer.was_interrupted());
+  EXPECT_EQ(num_loaded, 3) << "nothing was evaluated after it";
   EXPECT_TRUE(std::filesystem::exists(folder_ / "eval/snapshot-2"));
 }
 
