@@ -139,8 +139,11 @@ void compare_updates(const Chain& chain, const TemporaryFolder& folder, double t
     }
     optimizer.step();
   }
+  // AdamW divides a gradient by its own size: small ones, whose rounding errors are relatively
+  // larger, move a weight as far as large ones do.
+  constexpr double kOfUpdates = 5;
   for (const auto& [name, value] : saved_adapters(chain, folder, "end"))
-    expect_near(value, expected.at("end." + name), tolerance, name);
+    expect_near(value, expected.at("end." + name), kOfUpdates * tolerance, name);
 }
 
 void run_lora(const std::string& arguments) {

