@@ -1,7 +1,7 @@
 #include "model/script_recompute.h"
 
 #include "model/script_graph.h"
-#include "model/script_norm.h"
+#include "model/script_kernels.h"
 
 #include <torch/csrc/jit/ir/alias_analysis.h>
 #include <torch/csrc/jit/ir/constants.h>
@@ -31,7 +31,7 @@ constexpr OperationTraits kOfResult{Recomputed::kCheap, true};
 constexpr OperationTraits kView{Recomputed::kCheap, false, true};
 constexpr OperationTraits kOther{Recomputed::kAllButProducts};
 constexpr OperationTraits kOtherOfResult{Recomputed::kAllButProducts, true};
-constexpr OperationTraits kProduct{Recomputed::kAllButCostlyProducts};
+constexpr OperationTraits kProduct{Recomputed::kAllButWeightProducts};
 
 // By name, without the trailing "_" of those that write in place. Whatever is not here is kept:
 // products, convolutions, recurrent layers, random numbers, and operations that nobody has looked
@@ -105,6 +105,10 @@ const OperationTraits* traits_of(const Node* node) {
   return found == operation_table().end() ? nullptr : &found->second;
 }
 
+bool is_product(const OperationTraits* traits) {
+  return traits->from == Recomputed::kAllButWeightProducts;
+}
+
 std::vector<Value*> written_arguments(const Node* node) {
   std::vector<Value*> written;
   const auto* schema = node->maybeSchema();
@@ -169,10 +173,11 @@ class Chooser {
       if (input->type()->kind() == c10::TypeKind::ListType && aliases_.hasWriters(input))
         return false;
     }
-    if (traits->from == Recomputed::kAllButCostlyProducts) {
+    if (is_product(traits)) {
       constexpr double kCheapShare = 1.0 / 3;
       const double work = work_per_element(node);
-      return work > 0 ? work <= kCheapShare * most_work_ : multiplies_activations(node);
+      if (work == 0) return multiplies_activations(node);
+      return which == Recomputed::kAllButCostlyProducts && work <= kCheapShare * most_work_;
     }
     return node->kind() != aten::batch_norm || is_training_norm(node);
   }
@@ -181,7 +186,7 @@ class Chooser {
   // argument: (outputs, inputs, ...). 0 for other nodes.
   double work_per_element(const Node* node) const {
     const OperationTraits* traits = traits_of(node);
-    if (traits == nullptr || traits->from != Recomputed::kAllButCostlyProducts) return 0;
+    if (traits == nullptr || !is_product(traits)) return 0;
     const at::Tensor* weight = node->inputs().size() > 1 ? state_of_(node->inputs()[1]) : nullptr;
     if (weight == nullptr || weight->dim() < 2) return 0;
     return static_cast<double>(weight->numel()) / static_cast<double>(weight->size(0));
@@ -276,7 +281,7 @@ class Chooser {
 
   // Whether the value would be kept for one reader alone.
   bool is_kept_for_this(const Value* value) const {
-    while (value->uses().size() == 1) {
+    while (value->uses().size() == 1 && value->node()->outputs().size() == 1) {
       const Node* maker = value->node();
       if (maker->kind() == prim::Param || maker->kind() == prim::Constant) return false;
       if (chosen_.count(maker) == 0) return true;

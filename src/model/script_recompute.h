@@ -12,10 +12,11 @@ namespace headroom::script {
 
 /// What is run again, each with all of the one before.
 enum class Recomputed {
-  kCheap,           ///< pointwise operations, norms and views
-  kAllButProducts,  ///< whatever is neither a product, nor a convolution, nor random
-  /// Also products of two activations, and those with weights that take less than a third of the
-  /// work for an element of the result that the costliest of the graph takes.
+  kCheap,                 ///< pointwise operations, norms and views
+  kAllButProducts,        ///< whatever is neither a product, nor a convolution, nor random
+  kAllButWeightProducts,  ///< also products of two activations
+  /// Also products with weights that take less than a third of the work for an element of the
+  /// result that the costliest of the graph takes.
   kAllButCostlyProducts,
 };
 

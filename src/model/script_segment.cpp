@@ -1,7 +1,7 @@
 #include "model/script_segment.h"
 
 #include "core/torch_compat.h"
-#include "model/script_norm.h"
+#include "model/script_kernels.h"
 #include "model/script_recompute.h"
 
 #include <ATen/autocast_mode.h>
@@ -224,7 +224,7 @@ Segment::Segment(const CutGraph& graph, const Cut* from, const Cut* to)
     : graph_(std::make_shared<Graph>()) {
   Builder(graph, *this).build(from, to);
   graph_->lint();
-  code_ = Code(with_own_norms(*graph_), "headroom_segment");
+  code_ = Code(with_own_kernels(*graph_), "headroom_segment");
   if (reads_values(graph_->block())) return;
   kind_ = GraphText(*graph_).text();
   for (const StateTensor& state : state_)
@@ -260,6 +260,7 @@ const std::vector<Segment::Selective>& Segment::selective() const {
   for (const auto& [name, which] :
        {std::pair{"recompute_cheap", Recomputed::kCheap},
         std::pair{"keep_products", Recomputed::kAllButProducts},
+        std::pair{"keep_weight_products", Recomputed::kAllButWeightProducts},
         std::pair{"keep_costly_products", Recomputed::kAllButCostlyProducts}}) {
     std::set<const Node*> nodes = nodes_to_recompute(graph, which, state_of);
     if (nodes.empty() || nodes == before) continue;

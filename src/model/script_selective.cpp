@@ -1,7 +1,7 @@
 #include "model/script_selective.h"
 
 #include "model/script_graph.h"
-#include "model/script_norm.h"
+#include "model/script_kernels.h"
 #include "model/script_recompute.h"
 
 #include <torch/torch.h>
@@ -89,8 +89,8 @@ class SelectiveCode::Builder {
    private:
     void copy_node(const Node* node) {
       const ValueMap map = [this](Value* value) { return lookup(value); };
-      add(node, is_training_norm(node) ? create_norm(*graph_, node, map)
-                                       : graph_->createClone(const_cast<Node*>(node), map));
+      Node* own = create_own(*graph_, node, map);
+      add(node, own != nullptr ? own : graph_->createClone(const_cast<Node*>(node), map));
     }
 
     void add(const Node* node, Node* copy) {

@@ -1,0 +1,110 @@
+#include "ops/lean_products.h"
+
+#include <headroom/memory/meter.h>
+
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include <functional>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace headroom {
+namespace {
+
+using ProductOfTensors = std::function<at::Tensor(const std::vector<at::Tensor>&)>;
+
+// Values and gradients of two products of the same tensors, bit by bit.
+void expect_same_product(const ProductOfTensors& ours, const ProductOfTensors& theirs,
+                         const std::vector<at::Tensor>& given,
+                         const std::function<at::Tensor(const at::Tensor&)>& layout,
+                         const std::string& what) {
+  std::vector<std::vector<at::Tensor>> leaves(2);
+  std::vector<at::Tensor> results;
+  at::Tensor gradient;
+  for (int i = 0; i < 2; ++i) {
+    std::vector<at::Tensor> arguments;
+    for (const at::Tensor& tensor : given) {
+      leaves[i].push_back(tensor.detach().clone().requires_grad_());
+      arguments.push_back(arguments.empty() ? layout(leaves[i].back()) : leaves[i].back());
+    }
+    results.push_back((i == 0 ? ours : theirs)(arguments));
+    if (i == 0) gradient = torch::randn_like(results[0]);
+    results[static_cast<std::size_t>(i)].backward(gradient);
+  }
+  EXPECT_TRUE(results[0].equal(results[1])) << what;
+  EXPECT_EQ(results[0].strides(), results[1].strides()) << what;
+  for (std::size_t k = 0; k < given.size(); ++k)
+    EXPECT_TRUE(leaves[0][k].grad().equal(leaves[1][k].grad())) << what << ", gradient " << k;
+}
+
+const auto kAsItIs = [](const at::Tensor& x) { return x; };
+
+TEST(LeanLinear, HasTheBitsOfLibTorch) {
+  torch::manual_seed(1);
+  const ProductOfTensors ours = [](const auto& t) {
+    return lean_linear(t[0], t[1], t.size() > 2 ? t[2] : at::Tensor());
+  };
+  const ProductOfTensors theirs = [](const auto& t) {
+    return t.size() > 2 ? at::linear(t[0], t[1], t[2]) : at::linear(t[0], t[1]);
+  };
+  const auto transposed = [](const at::Tensor& x) { return x.transpose(0, 1); };
+  const auto permuted = [](const at::Tensor& x) { return x.permute({0, 2, 1, 3}); };
+  for (const std::int64_t width : {7, 96, 400}) {
+    const at::Tensor weight = torch::randn({33, width}), bias = torch::randn({33});
+    for (const bool has_bias : {true, false}) {
+      const auto arguments = [&](at::IntArrayRef sizes) {
+        std::vector<at::Tensor> tensors{torch::randn(sizes), weight};
+        if (has_bias) tensors.push_back(bias);
+        return tensors;
+      };
+      const std::string what = std::to_string(width) + (has_bias ? " with bias" : "");
+      expect_same_product(ours, theirs, arguments({19, width}), kAsItIs, what + ", matrix");
+      expect_same_product(ours, theirs, arguments({5, 9, width}), kAsItIs, what + ", batch");
+      expect_same_product(ours, theirs, arguments({5, 9, width}), transposed,
+                          what + ", transposed batch");
+      expect_same_product(ours, theirs, arguments({3, 4, 5, width}), kAsItIs, what + ", images");
+      expect_same_product(ours, theirs, arguments({3, 4, 5, width}), permuted,
+                          what + ", permuted images");
+    }
+  }
+}
+
+TEST(LeanMatmul, HasTheBitsOfLibTorch) {
+  torch::manual_seed(2);
+  const ProductOfTensors ours = [](const auto& t) { return lean_matmul(t[0], t[1]); };
+  const ProductOfTensors theirs = [](const auto& t) { return at::matmul(t[0], t[1]); };
+  const auto heads = [](const at::Tensor& x) { return x.permute({0, 2, 1, 3}); };
+  expect_same_product(ours, theirs, {torch::randn({6, 11, 8}), torch::randn({6, 8, 13})}, kAsItIs,
+                      "batch");
+  expect_same_product(ours, theirs, {torch::randn({2, 11, 3, 8}), torch::randn({2, 3, 8, 13})},
+                      heads, "heads");
+  expect_same_product(ours, theirs, {torch::randn({2, 3, 11, 8}), torch::randn({8, 13})}, kAsItIs,
+                      "a matrix for all");
+  expect_same_product(ours, theirs, {torch::randn({11, 8}), torch::randn({8, 13})}, kAsItIs,
+                      "matrices");
+}
+
+TEST(LeanProducts, KeepWhatTheyAreGiven) {
+  MemoryMeter& meter = MemoryMeter::instance();
+  const at::Tensor x = torch::randn({64, 16, 32}).requires_grad_();
+  const at::Tensor weight = torch::randn({8, 32}).requires_grad_();
+  const at::Tensor heads = torch::randn({4, 16, 8, 32}).requires_grad_();
+  const std::int64_t before = meter.live_bytes();
+  const at::Tensor y = lean_linear(x.transpose(0, 1), weight, {});
+  const at::Tensor scores = lean_matmul(heads.transpose(1, 2), heads.permute({0, 2, 3, 1}));
+  const auto made = static_cast<std::int64_t>(y.nbytes() + scores.nbytes());
+  EXPECT_LE(meter.live_bytes() - before, made + 1024);
+}
+
+TEST(LeanProducts, FrozenArgumentsGetNoGradient) {
+  const at::Tensor x = torch::randn({6, 5}).requires_grad_();
+  const at::Tensor weight = torch::randn({4, 5});
+  lean_linear(x, weight, {}).sum().backward();
+  EXPECT_TRUE(x.grad().defined());
+  EXPECT_FALSE(weight.grad().defined());
+}
+
+}  // namespace
+}  // namespace headroom
