@@ -202,10 +202,12 @@ Segment in_one_piece(FlatGraph flat) {
 class AdaptedProgram final : public Program {
  public:
   AdaptedProgram(Chain base, const Program& program, const CutGraph& training,
-                 const std::vector<const Cut*>& cuts, FlatGraph evaluation)
+                 const std::vector<const Cut*>& cuts, const MicroBatch& example,
+                 FlatGraph evaluation)
       : Program(program.signature(), program.loss_function()),
         base_(std::move(base)),
-        segments_(segments_between(training, cuts)),
+        segments_(
+            segments_between(training, cuts, example_arguments(program.signature(), example))),
         whole_(training, nullptr, nullptr),
         evaluation_(in_one_piece(std::move(evaluation))) {}
 
@@ -257,7 +259,7 @@ Chain cut_with_adapters(const Chain& chain, const std::vector<LayerAdapter>& ada
     return Stack();
   });
   const auto adapted_program = std::make_shared<AdaptedProgram>(
-      chain, program, training, cuts,
+      chain, program, training, cuts, example,
       adapted(program.flat_graph(false), adapters, {factors.scale, 0.0}));
   return make_chain(adapted_program, adapted_program->segments());
 }

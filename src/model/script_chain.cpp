@@ -248,13 +248,15 @@ Chain::Loss loss_of_kind(LossKind kind) {
 
 }  // namespace
 
+std::optional<Stack> example_arguments(const Signature& signature, const MicroBatch& example) {
+  constexpr std::int64_t kNumExampleSamples = 2;  // batch norms refuse one value per channel
+  if (example.inputs.empty()) return std::nullopt;
+  return signature.arguments(first_samples(example, kNumExampleSamples));
+}
+
 ChooseCuts cuts_by(const MicroBatch& example) {
   return [example](const CutGraph& graph, const Signature& signature) {
-    constexpr std::int64_t kNumExampleSamples = 2;  // batch norms refuse one value per channel
-    std::optional<Stack> arguments;
-    if (!example.inputs.empty())
-      arguments = signature.arguments(first_samples(example, kNumExampleSamples));
-    return choose_cuts(graph, arguments);
+    return choose_cuts(graph, example_arguments(signature, example));
   };
 }
 
@@ -273,7 +275,7 @@ Chain cut_module(Module module, Chain::Loss loss, bool takes_targets, const Micr
     return Stack();
   });
   auto program = std::make_shared<ScriptProgram>(module, signature, fixed, std::move(loss));
-  program->segments_ = segments_between(graph, cuts);
+  program->segments_ = segments_between(graph, cuts, example_arguments(signature, example));
   return make_chain(program, program->segments_);
 }
 

@@ -175,7 +175,7 @@ class CostCounter {
     const Segment segment(graph_, from, &to);
     const WorkCounter counter;
     SavedMemory saved;
-    std::vector<at::Tensor> outputs = run_unnoticed(segment, boundary);
+    std::vector<at::Tensor> outputs = run_detached(segment, boundary);
     if (from != nullptr) note_saved(from->tensors, boundary, saved);
     note_saved(to.tensors, outputs, saved);
     costs_.pieces.push_back({counter.work(), new_bytes(segment, boundary, outputs, to.tensors)});
@@ -184,12 +184,8 @@ class CostCounter {
     return outputs;
   }
 
-  std::vector<at::Tensor> run_unnoticed(const Segment& segment,
-                                        const std::vector<at::Tensor>& boundary) const {
-    std::vector<std::pair<at::Tensor, at::Tensor>> buffers;
-    for (const StateTensor& state : segment.state()) {
-      if (!state.is_parameter) buffers.emplace_back(state.tensor, state.tensor.clone());
-    }
+  std::vector<at::Tensor> run_detached(const Segment& segment,
+                                       const std::vector<at::Tensor>& boundary) const {
     std::vector<at::Tensor> outputs;
     {
       const torch::AutoGradMode with_grad(true);
@@ -198,12 +194,11 @@ class CostCounter {
         inputs.push_back(tensor.defined() ? tensor.detach() : tensor);
         if (tensor.defined() && tensor.is_floating_point()) inputs.back().requires_grad_();
       }
-      outputs = segment.run(inputs, arguments_);
+      outputs = segment.run_unnoticed(inputs, arguments_);
     }
     for (at::Tensor& output : outputs) {
       if (output.defined()) output = output.detach();
     }
-    for (auto& [buffer, value] : buffers) buffer.data().copy_(value);
     return outputs;
   }
 
@@ -308,9 +303,10 @@ std::vector<Candidate> candidates_of(const CutGraph& graph, const GraphCosts& co
 
 std::vector<const Cut*> choose_cuts(const CutGraph& graph, const std::optional<Stack>& arguments) {
   // A cut is made somewhere in each window of the work that begins and ends this far behind the cut
-  // before.
-  constexpr double kWindowBegin = 1.0 / 40;
-  constexpr double kWindowEnd = 1.0 / 20;
+  // before. More stages would lower the floor by a little, but options of a stage save more for
+  // their time than a boundary in its middle, which has to be held.
+  constexpr double kWindowBegin = 1.0 / 14;
+  constexpr double kWindowEnd = 1.0 / 9;
   const GraphCosts costs = arguments ? CostCounter(graph, *arguments).run() : count_nodes(graph);
   const std::vector<Candidate> candidates = candidates_of(graph, costs);
   std::vector<const Cut*> chosen;

@@ -71,6 +71,10 @@ Chain make_chain(const std::shared_ptr<Program>& program, const std::vector<Segm
 using ChooseCuts =
     std::function<std::vector<const Cut*>(const CutGraph& graph, const Signature& signature)>;
 
+/// What forward is called with for a few samples of the example; nothing where it has none.
+std::optional<torch::jit::Stack> example_arguments(const Signature& signature,
+                                                   const MicroBatch& example);
+
 /// As Chain::from_script does with this example.
 ChooseCuts cuts_by(const MicroBatch& example);
 

@@ -1,5 +1,6 @@
 #include "model/script_segment.h"
 
+#include <headroom/core/random.h>
 #include "core/torch_compat.h"
 #include "model/script_kernels.h"
 #include "model/script_recompute.h"
@@ -48,19 +49,6 @@ bool only_updates(const Use& use) {
   }
   return std::string_view(use.user->kind().toQualString()) == "aten::add_" && use.offset == 0 &&
          !use.user->output()->hasUses();
-}
-
-// Whether what is done depends on the elements of a tensor, and not on shapes alone.
-bool reads_values(const Block* block) {
-  static const std::set<std::string> kinds{
-      "aten::Bool",           "aten::Int",           "aten::Float",      "aten::item",
-      "aten::ScalarImplicit", "aten::FloatImplicit", "aten::is_nonzero", "aten::IntImplicit",
-      "aten::tolist",         "prim::tolist",        "aten::nonzero"};
-  return std::any_of(block->nodes().begin(), block->nodes().end(), [](const Node* node) {
-    const bool takes_tensor = std::any_of(node->inputs().begin(), node->inputs().end(), is_tensor);
-    return (takes_tensor && kinds.count(node->kind().toQualString()) != 0) ||
-           std::any_of(node->blocks().begin(), node->blocks().end(), reads_values);
-  });
 }
 
 std::string shape_text(const at::Tensor& tensor) {
@@ -113,7 +101,25 @@ class GraphText {
   std::unordered_map<const Value*, std::size_t> numbers_;
 };
 
+// Whether what is done depends on the elements of a tensor, and not on shapes alone.
+bool reads_elements(const Block* block) {
+  return std::any_of(block->nodes().begin(), block->nodes().end(), [](const Node* node) {
+    return script::reads_elements(node) ||
+           std::any_of(node->blocks().begin(), node->blocks().end(),
+                       [](const Block* inner) { return reads_elements(inner); });
+  });
+}
+
 }  // namespace
+
+bool reads_elements(const Node* node) {
+  static const std::set<std::string> kinds{
+      "aten::Bool",           "aten::Int",           "aten::Float",      "aten::item",
+      "aten::ScalarImplicit", "aten::FloatImplicit", "aten::is_nonzero", "aten::IntImplicit",
+      "aten::tolist",         "prim::tolist",        "aten::nonzero"};
+  return kinds.count(node->kind().toQualString()) != 0 &&
+         std::any_of(node->inputs().begin(), node->inputs().end(), is_tensor);
+}
 
 OperatorExceptionsScope::OperatorExceptionsScope()
     : before_(FLAGS_torch_jit_enable_rethrow_caught_exception) {
@@ -225,20 +231,54 @@ Segment::Segment(const CutGraph& graph, const Cut* from, const Cut* to)
   Builder(graph, *this).build(from, to);
   graph_->lint();
   code_ = Code(with_own_kernels(*graph_), "headroom_segment");
-  if (reads_values(graph_->block())) return;
+  if (reads_elements(graph_->block())) return;
   kind_ = GraphText(*graph_).text();
   for (const StateTensor& state : state_)
     kind_ += fmt::format(" {} {} {}", shape_text(state.tensor), state.is_parameter,
                          state.tensor.requires_grad());
 }
 
-std::vector<Segment> segments_between(const CutGraph& graph, const std::vector<const Cut*>& cuts) {
+std::vector<Segment> segments_between(const CutGraph& graph, const std::vector<const Cut*>& cuts,
+                                      const std::optional<Stack>& arguments) {
   std::vector<Segment> segments;
   for (std::size_t i = 0; i <= cuts.size(); ++i) {
     segments.emplace_back(graph, i == 0 ? nullptr : cuts[i - 1],
                           i < cuts.size() ? cuts[i] : nullptr);
   }
+  const auto has_branches = [](const Segment& segment) {
+    return std::any_of(segment.graph().nodes().begin(), segment.graph().nodes().end(),
+                       [](const Node* node) { return node->kind() == prim::If; });
+  };
+  if (!arguments || std::none_of(segments.begin(), segments.end(), has_branches)) return segments;
+  const torch::NoGradGuard no_grad;
+  const RandomStateScope random(RandomState::capture());
+  std::vector<at::Tensor> boundary;
+  for (Segment& segment : segments) {
+    segment.take_branches(boundary, *arguments);
+    if (&segment != &segments.back()) boundary = segment.run_unnoticed(boundary, *arguments);
+  }
   return segments;
+}
+
+void Segment::take_branches(const std::vector<at::Tensor>& boundary, const Stack& arguments) {
+  std::vector<std::size_t> buffers;
+  for (std::size_t i = 0; i < inputs_.size(); ++i) {
+    if (inputs_[i].source == Source::kState && !state_[inputs_[i].index].is_parameter)
+      buffers.push_back(i);
+  }
+  branches_ = TakenBranches::find(*graph_, stack_of(boundary, arguments), std::move(buffers));
+  selective_.reset();
+}
+
+std::vector<at::Tensor> Segment::run_unnoticed(const std::vector<at::Tensor>& boundary,
+                                               const Stack& arguments) const {
+  std::vector<std::pair<at::Tensor, at::Tensor>> buffers;
+  for (const StateTensor& state : state_) {
+    if (!state.is_parameter) buffers.emplace_back(state.tensor, state.tensor.clone());
+  }
+  std::vector<at::Tensor> outputs = run(boundary, arguments);
+  for (auto& [buffer, value] : buffers) buffer.data().copy_(value);
+  return outputs;
 }
 
 std::vector<std::string> Segment::options() const {
@@ -255,7 +295,8 @@ const std::vector<Segment::Selective>& Segment::selective() const {
         value->node()->kind() == prim::Param && inputs_[value->offset()].source == Source::kState;
     return is_state ? &state_[inputs_[value->offset()].index].tensor : nullptr;
   };
-  const std::shared_ptr<Graph> graph = without_overwriting(*graph_);
+  const std::shared_ptr<Graph> graph =
+      without_overwriting(branches_ ? branches_->graph() : *graph_);
   std::set<const Node*> before;
   for (const auto& [name, which] :
        {std::pair{"recompute_cheap", Recomputed::kCheap},
@@ -270,8 +311,7 @@ const std::vector<Segment::Selective>& Segment::selective() const {
   return *selective_;
 }
 
-Stack Segment::run_stack(const std::vector<at::Tensor>& boundary, const Stack& arguments,
-                         int option) const {
+Stack Segment::stack_of(const std::vector<at::Tensor>& boundary, const Stack& arguments) const {
   Stack stack;
   stack.reserve(inputs_.size());
   for (const Input& input : inputs_) {
@@ -287,8 +327,16 @@ Stack Segment::run_stack(const std::vector<at::Tensor>& boundary, const Stack& a
         break;
     }
   }
+  return stack;
+}
+
+Stack Segment::run_stack(const std::vector<at::Tensor>& boundary, const Stack& arguments,
+                         int option) const {
+  Stack stack = stack_of(boundary, arguments);
   // Backward runs without autocast: what it ran again would be of another type.
-  if (option > 0 && at::GradMode::is_enabled() && !HEADROOM_AUTOCAST_CPU_ENABLED())
+  const bool is_selective =
+      option > 0 && at::GradMode::is_enabled() && !HEADROOM_AUTOCAST_CPU_ENABLED();
+  if (is_selective && (!branches_ || branches_->are_taken_by(stack)))
     return selective().at(static_cast<std::size_t>(option - 1)).code->run(std::move(stack));
   run_code(code_, stack);
   return stack;

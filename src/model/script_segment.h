@@ -1,5 +1,6 @@
 #pragma once
 
+#include "model/script_branches.h"
 #include "model/script_cuts.h"
 #include "model/script_selective.h"
 
@@ -29,6 +30,14 @@ class Segment {
   torch::jit::Stack run_last(const std::vector<at::Tensor>& boundary,
                              const torch::jit::Stack& arguments, int option = 0) const;
 
+  /// The same as run() with all but the results left as it was.
+  std::vector<at::Tensor> run_unnoticed(const std::vector<at::Tensor>& boundary,
+                                        const torch::jit::Stack& arguments) const;
+
+  /// Finds out which branches data of these shapes takes, so that options() can keep less of what
+  /// is inside of them. For data that takes others, every option keeps everything.
+  void take_branches(const std::vector<at::Tensor>& boundary, const torch::jit::Stack& arguments);
+
   /// Ways to keep what backward needs, as Stage::options().
   std::vector<std::string> options() const;
 
@@ -56,6 +65,8 @@ class Segment {
   };
   const std::vector<Selective>& selective() const;
 
+  torch::jit::Stack stack_of(const std::vector<at::Tensor>& boundary,
+                             const torch::jit::Stack& arguments) const;
   torch::jit::Stack run_stack(const std::vector<at::Tensor>& boundary,
                               const torch::jit::Stack& arguments, int option) const;
 
@@ -66,11 +77,18 @@ class Segment {
   std::vector<StateTensor> state_;
   bool depends_on_buffers_ = false;
   std::string kind_;
+  std::shared_ptr<const TakenBranches> branches_;            // null: none are known
   mutable std::optional<std::vector<Selective>> selective_;  // made when they are first asked for
 };
 
-/// The segments between cuts, which are in order.
-std::vector<Segment> segments_between(const CutGraph& graph, const std::vector<const Cut*>& cuts);
+/// The segments between cuts, which are in order. With the arguments of a forward, the branches
+/// that it takes are known to them.
+std::vector<Segment> segments_between(
+    const CutGraph& graph, const std::vector<const Cut*>& cuts,
+    const std::optional<torch::jit::Stack>& arguments = std::nullopt);
+
+/// Whether the node gives elements of a tensor as numbers.
+bool reads_elements(const torch::jit::Node* node);
 
 /// While it lives, the interpreter throws what an operator threw, so that memory running out is
 /// seen as that, and a message is the operator's.

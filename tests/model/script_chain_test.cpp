@@ -186,6 +186,28 @@ TEST_F(ScriptChain, SelectiveOptionsKeepLess) {
   }
 }
 
+TEST_F(ScriptChain, OptionsReachIntoBranchesOnShapes) {
+  const MicroBatch few = samples_for("branches", 2), many = samples_for("branches", 8);
+  const auto module = torch::jit::load(models_->path("branches"));
+  const std::vector<script::Cut const*> none;
+  const auto in_one_piece = [&](const script::CutGraph&, const script::Signature&) { return none; };
+  const Chain chain = script::cut_module(module, weigh_everything, false, few, in_one_piece);
+  for (const auto& buffer : module.named_buffers()) {
+    if (buffer.name != "norm.running_mean") continue;
+    EXPECT_FALSE(buffer.value.any().item<bool>()) << "left as it was";
+  }
+  ASSERT_EQ(chain.size(), 1U);
+  const std::optional<ChainProfile> as_seen = profile_chain(chain, few);
+  ASSERT_TRUE(as_seen);
+  // The norm, SiLU, the product with 2 and GELU, of which backward needs three to be kept.
+  EXPECT_LE(kept_bytes(*as_seen, 1), kept_bytes(*as_seen, 0) - 2 * (64 * 2 * 4));
+  EXPECT_NO_THROW(check_whole_model(chain, few));
+  EXPECT_NO_THROW(check_whole_model(chain, many)) << "which takes the other branch";
+  const std::optional<ChainProfile> other = profile_chain(chain, many);
+  ASSERT_TRUE(other);
+  EXPECT_EQ(kept_bytes(*other, 1), kept_bytes(*other, 0));
+}
+
 TEST_F(ScriptChain, SelectiveOptionsLeaveNothingBehind) {
   const MicroBatch micro = samples_for("unet", 4);
   const Chain chain = Chain::from_script(models_->path("unet"), weigh_everything, micro);

@@ -317,6 +317,23 @@ class Encoder(nn.Module):
         return self.head(self.layers(self.embed(x.view(-1, 4, 4))).mean(1))
 
 
+class Branches(nn.Module):
+    """Branches on shapes alone, of which the inner one depends on the number of samples."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.norm, self.inner, self.last = nn.Linear(16, 64), nn.BatchNorm1d(64), nn.Linear(64, 64), nn.Linear(64, 10)
+
+    def forward(self, x):
+        x = self.norm(self.first(x))
+        if x.dim() == 2:
+            if x.size(0) > 4:
+                x = torch.tanh(self.inner(x))
+            else:
+                x = F.gelu(self.inner(F.silu(x)) * 2.0)
+        return self.last(x)
+
+
 class NoGradient(nn.Module):
     def __init__(self):
         super().__init__()
@@ -393,7 +410,7 @@ def main():
     torch.manual_seed(0)
     models = dict(unet=UNet(), resnet=ResNet(), t5=EncoderDecoder(), control=Control(), power=PowerIteration(),
                   lstm=Recurrent(), own_loss=OwnLoss(), custom=CustomUse(), small=Small(), no_gradient=NoGradient(),
-                  taps=Taps(), adaptable=Adaptable(), encoder=Encoder())
+                  taps=Taps(), branches=Branches(), adaptable=Adaptable(), encoder=Encoder())
     for name, model in models.items():
         torch.jit.script(model).save(f"{folder}/{name}.pt")
     image = torch.randn(4, 1, 16, 16)
