@@ -14,7 +14,7 @@
 #include <headroom/core/error.h>
 #include <headroom/memory/meter.h>
 
-#include "execute/autograd_node.h"
+#include "core/autograd_node.h"
 
 namespace headroom {
 

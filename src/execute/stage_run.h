@@ -6,7 +6,7 @@
 #include <headroom/core/random.h>
 #include <headroom/model/chain.h>
 
-#include "execute/autograd_node.h"
+#include "core/autograd_node.h"
 #include "execute/boundary_store.h"
 #include "execute/recompute_state.h"
 

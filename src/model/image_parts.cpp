@@ -39,13 +39,16 @@ nn::Conv2d convolution(std::int64_t in, std::int64_t out, std::int64_t kernel, s
       nn::Conv2dOptions(in, out, kernel).stride(stride).padding(kernel / 2).bias(bias));
 }
 
-at::Tensor normalized(nn::BatchNorm2d& norm, const at::Tensor& x) {
+at::Tensor normalized(nn::BatchNorm2d& norm, const at::Tensor& x, bool relu) {
   // A single value in a channel is an error that LibTorch words.
   const bool has_statistics = x.numel() > x.size(1);
-  if (!norm->is_training() || !has_statistics || !norm->options.momentum()) return norm(x);
+  if (!norm->is_training() || !has_statistics || !norm->options.momentum()) {
+    const at::Tensor y = norm(x);
+    return relu ? at::relu(y) : y;
+  }
   norm->num_batches_tracked += 1;
   return batch_norm(x, norm->weight, norm->bias, norm->running_mean, norm->running_var,
-                    *norm->options.momentum(), norm->options.eps())
+                    *norm->options.momentum(), norm->options.eps(), relu)
       .y;
 }
 

@@ -43,8 +43,8 @@ TORCH_MODULE(Layers);
 torch::nn::Conv2d convolution(std::int64_t in, std::int64_t out, std::int64_t kernel,
                               std::int64_t stride, bool bias);
 
-/// norm(x), in less time and with the same bits.
-at::Tensor normalized(torch::nn::BatchNorm2d& norm, const at::Tensor& x);
+/// norm(x), or its positive part, in less time and with the same bits.
+at::Tensor normalized(torch::nn::BatchNorm2d& norm, const at::Tensor& x, bool relu = false);
 
 /// (B, width, rows, columns) to (B, num_classes): the mean over the places, then a linear layer.
 Layers pooled_classifier(std::int64_t width, std::int64_t num_classes);

@@ -39,8 +39,7 @@ class ResidualBlockImpl : public nn::Module {
 
   at::Tensor forward(const at::Tensor& x) {
     at::Tensor y = first_(x);
-    if (first_norm_) y = normalized(first_norm_, y);
-    y = second_(torch::relu(y));
+    y = second_(first_norm_ ? normalized(first_norm_, y, /*relu=*/true) : torch::relu(y));
     if (second_norm_) y = normalized(second_norm_, y);
     return torch::relu(x + y);
   }

@@ -2,6 +2,7 @@
 
 #include <headroom/core/random.h>
 #include "core/engine.h"
+#include "model/script_recompute.h"
 #include "model/script_segment.h"
 
 #include <ATen/record_function.h>
@@ -232,15 +233,19 @@ class CostCounter {
   GraphCosts costs_;
 };
 
-// Bytes that cross `cut` and not the one before.
+// What a cut adds to the bytes that are held from forward to backward: what crosses it, and not the
+// one before. What a product gave and backward needs would mostly be held anyway.
 double added_bytes(const GraphCosts& costs, const Cut& cut, const Cut* before) {
+  constexpr double kPartOfNeeded = 0.25;
   double bytes = 0;
   for (Value* value : cut.tensors) {
     const bool is_held =
         before != nullptr &&
         std::find(before->tensors.begin(), before->tensors.end(), value) != before->tensors.end();
     const auto found = costs.bytes_of.find(value);
-    if (!is_held && found != costs.bytes_of.end()) bytes += found->second;
+    if (is_held || found == costs.bytes_of.end()) continue;
+    const bool is_needed = costs.saved.count(value) != 0 && !is_recomputable(value);
+    bytes += is_needed ? kPartOfNeeded * found->second : found->second;
   }
   return bytes;
 }
@@ -260,45 +265,6 @@ std::vector<double> shares(const GraphCosts& costs) {
   return result;
 }
 
-// Whether whoever holds what crosses holds what backward needs anyway, but for a tenth.
-bool is_free(const GraphCosts& costs, const Cut& cut) {
-  double all = 0, unsaved = 0;
-  for (const Value* value : cut.tensors) {
-    const auto found = costs.bytes_of.find(value);
-    if (found == costs.bytes_of.end()) continue;
-    all += found->second;
-    if (costs.saved.count(value) == 0) unsaved += found->second;
-  }
-  return unsaved <= all / 10;
-}
-
-// A cut that may be made, with the share of the work since the one before.
-struct Candidate {
-  const Cut* cut;
-  double share;
-};
-
-// The cuts that are free; where none is for a third of the work, all.
-std::vector<Candidate> candidates_of(const CutGraph& graph, const GraphCosts& costs) {
-  constexpr double kLongestGap = 1.0 / 3;
-  const std::vector<double> share = shares(costs);
-  std::vector<Candidate> candidates, gap;
-  double since = 0;
-  for (std::size_t i = 0; i < graph.cuts.size(); ++i) {
-    since += share[i];
-    gap.push_back({&graph.cuts[i], share[i]});
-    const bool free = is_free(costs, graph.cuts[i]);
-    if (!free && i + 1 < graph.cuts.size()) continue;
-    if (since > kLongestGap)
-      candidates.insert(candidates.end(), gap.begin(), gap.end());
-    else if (free)
-      candidates.push_back({&graph.cuts[i], since});
-    gap.clear();
-    since = 0;
-  }
-  return candidates;
-}
-
 }  // namespace
 
 std::vector<const Cut*> choose_cuts(const CutGraph& graph, const std::optional<Stack>& arguments) {
@@ -308,34 +274,35 @@ std::vector<const Cut*> choose_cuts(const CutGraph& graph, const std::optional<S
   constexpr double kWindowBegin = 1.0 / 14;
   constexpr double kWindowEnd = 1.0 / 9;
   const GraphCosts costs = arguments ? CostCounter(graph, *arguments).run() : count_nodes(graph);
-  const std::vector<Candidate> candidates = candidates_of(graph, costs);
+  const std::vector<double> share = shares(costs);
+  const std::vector<Cut>& cuts = graph.cuts;
   std::vector<const Cut*> chosen;
   double since = 0;
-  for (std::size_t i = 0; i < candidates.size();) {
-    since += candidates[i].share;
+  for (std::size_t i = 0; i < cuts.size();) {
+    since += share[i];
     if (since < kWindowBegin) {
       ++i;
       continue;
     }
     const Cut* before = chosen.empty() ? nullptr : chosen.back();
-    std::size_t best = candidates.size();
+    std::size_t best = cuts.size();
     double best_bytes = std::numeric_limits<double>::infinity();
     double reach = since;
-    for (std::size_t k = i; k < candidates.size(); ++k) {
-      if (k > i) reach += candidates[k].share;
+    for (std::size_t k = i; k < cuts.size(); ++k) {
+      if (k > i) reach += share[k];
       if (k > i && reach > kWindowEnd) break;
-      if (!may_follow(*candidates[k].cut, chosen)) continue;
-      const double bytes = added_bytes(costs, *candidates[k].cut, before);
+      if (!may_follow(cuts[k], chosen)) continue;
+      const double bytes = added_bytes(costs, cuts[k], before);
       if (bytes < best_bytes) {
         best = k;
         best_bytes = bytes;
       }
     }
-    if (best == candidates.size()) {  // the window is as long as it has to be
+    if (best == cuts.size()) {  // the window is as long as it has to be
       ++i;
       continue;
     }
-    chosen.push_back(candidates[best].cut);
+    chosen.push_back(&cuts[best]);
     since = 0;
     i = best + 1;
   }

@@ -9,7 +9,7 @@
 
 namespace headroom::script {
 
-/// Chooses some dozens of the legal cuts, so that the stages between them are of about equal work
+/// Chooses about a dozen of the legal cuts, so that the stages between them are of about equal work
 /// and memory, and each cut is where the fewest bytes have to be held beside those of the cut
 /// before. Work and bytes are counted, not timed: the same model and shapes give the same cuts.
 /// With `arguments` they come from one forward, of which one piece at a time is in memory; buffers

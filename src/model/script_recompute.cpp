@@ -42,16 +42,43 @@ const std::map<std::string, OperationTraits>& operation_table() {
     const auto add = [&](const OperationTraits& traits, std::initializer_list<const char*> names) {
       for (const char* name : names) rows.emplace(name, traits);
     };
-    add(kPointwise,
-        {"aten::mul",        "aten::div",         "aten::pow",         "aten::silu",
-         "aten::gelu",       "aten::hardswish",   "aten::hardtanh",    "aten::relu6",
-         "aten::leaky_relu", "aten::elu",         "aten::abs",         "aten::clamp",
-         "aten::softplus",   "aten::mish",        "aten::square",      "aten::log",
-         "aten::where",      "aten::masked_fill", "aten::minimum",     "aten::maximum",
-         "aten::batch_norm", "aten::layer_norm",  "aten::group_norm",  "aten::prelu",
-         "aten::erf",        "aten::sin",         "aten::cos",         "aten::addcmul",
-         "aten::addcdiv",    "aten::to",          "aten::type_as",     "aten::hardsigmoid",
-         "aten::celu",       "aten::selu",        "aten::log_sigmoid", "aten::lerp"});
+    add(kPointwise, {"aten::mul",
+                     "aten::div",
+                     "aten::pow",
+                     "aten::silu",
+                     "aten::gelu",
+                     "aten::hardswish",
+                     "aten::hardtanh",
+                     "aten::relu6",
+                     "aten::leaky_relu",
+                     "aten::elu",
+                     "aten::abs",
+                     "aten::clamp",
+                     "aten::softplus",
+                     "aten::mish",
+                     "aten::square",
+                     "aten::log",
+                     "aten::where",
+                     "aten::masked_fill",
+                     "aten::minimum",
+                     "aten::maximum",
+                     "aten::batch_norm",
+                     "aten::layer_norm",
+                     "aten::group_norm",
+                     "aten::prelu",
+                     "aten::erf",
+                     "aten::sin",
+                     "aten::cos",
+                     "aten::addcmul",
+                     "aten::addcdiv",
+                     "aten::to",
+                     "aten::type_as",
+                     "aten::hardsigmoid",
+                     "aten::celu",
+                     "aten::selu",
+                     "aten::log_sigmoid",
+                     "aten::lerp",
+                     "headroom::batch_norm_relu"});
     add(kOfResult, {"aten::add", "aten::sub", "aten::rsub", "aten::neg", "aten::relu", "aten::tanh",
                     "aten::sigmoid", "aten::exp", "aten::sqrt", "aten::rsqrt", "aten::clone",
                     "aten::contiguous"});
@@ -90,8 +117,9 @@ const std::map<std::string, OperationTraits>& operation_table() {
                  "aten::triu",
                  "aten::flip",
                  "aten::repeat_interleave"});
-    add(kProduct, {"aten::conv1d", "aten::conv2d", "aten::conv3d", "aten::linear", "aten::matmul",
-                   "aten::bmm", "aten::baddbmm", "aten::addmm", "aten::mm"});
+    add(kProduct,
+        {"aten::conv1d", "aten::conv2d", "aten::conv3d", "aten::_convolution", "aten::linear",
+         "aten::matmul", "aten::bmm", "aten::baddbmm", "aten::addmm", "aten::mm"});
     add(kOtherOfResult, {"aten::softmax", "aten::log_softmax", "aten::sum", "aten::mean"});
     return rows;
   }();
@@ -176,6 +204,7 @@ class Chooser {
     if (is_product(traits)) {
       constexpr double kCheapShare = 1.0 / 3;
       const double work = work_per_element(node);
+      if (which == Recomputed::kAll) return true;
       if (work == 0) return multiplies_activations(node);
       return which == Recomputed::kAllButCostlyProducts && work <= kCheapShare * most_work_;
     }
@@ -303,6 +332,11 @@ class Chooser {
 };
 
 }  // namespace
+
+bool is_recomputable(const Value* value) {
+  const OperationTraits* traits = traits_of(value->node());
+  return traits != nullptr && !is_product(traits) && !value->node()->isNondeterministic();
+}
 
 std::shared_ptr<Graph> without_overwriting(const Graph& graph) {
   static const std::map<std::string, const char*> kinds{{"aten::silu_", "aten::silu"},

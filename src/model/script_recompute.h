@@ -18,10 +18,14 @@ enum class Recomputed {
   /// Also products with weights that take less than a third of the work for an element of the
   /// result that the costliest of the graph takes.
   kAllButCostlyProducts,
+  kAll,  ///< also all other products: what is kept is what the graph gives, and random numbers
 };
 
 /// The tensor of the model that an input of a graph is; null for other values.
 using StateOf = std::function<const at::Tensor*(const torch::jit::Value*)>;
+
+/// Whether what gives the value may be run again at the level kAllButProducts.
+bool is_recomputable(const torch::jit::Value* value);
 
 /// A copy of the graph in which activations that need their input in backward do not write over it,
 /// where nothing else reads that: autograd would keep a copy of the input that nobody could tell

@@ -297,12 +297,14 @@ const std::vector<Segment::Selective>& Segment::selective() const {
   };
   const std::shared_ptr<Graph> graph =
       without_overwriting(branches_ ? branches_->graph() : *graph_);
+  join_norms_with_relus(*graph);
   std::set<const Node*> before;
   for (const auto& [name, which] :
        {std::pair{"recompute_cheap", Recomputed::kCheap},
         std::pair{"keep_products", Recomputed::kAllButProducts},
         std::pair{"keep_weight_products", Recomputed::kAllButWeightProducts},
-        std::pair{"keep_costly_products", Recomputed::kAllButCostlyProducts}}) {
+        std::pair{"keep_costly_products", Recomputed::kAllButCostlyProducts},
+        std::pair{"keep_outputs", Recomputed::kAll}}) {
     std::set<const Node*> nodes = nodes_to_recompute(graph, which, state_of);
     if (nodes.empty() || nodes == before) continue;
     selective_->push_back({name, SelectiveCode::make(*graph, nodes)});

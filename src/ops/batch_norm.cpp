@@ -1,40 +1,36 @@
 #include "ops/batch_norm.h"
 
 #include "core/parallel.h"
+#include "ops/graph_node.h"
 #include "ops/kernels.h"
 #include "ops/once.h"
 #include "ops/passes.h"
 
 #include <ATen/ATen.h>
-#include <torch/csrc/autograd/custom_function.h>
 #include <torch/library.h>
 
 #include <algorithm>
 #include <cmath>
 #include <optional>
+#include <string>
 #include <tuple>
+#include <utility>
 #include <vector>
 
 namespace headroom {
 namespace {
 
-using torch::autograd::AutogradContext;
+using ops::KeptTensor;
+using ops::maybe;
+using ops::MaybeTensor;
 using torch::autograd::variable_list;
-using MaybeTensor = c10::optional<at::Tensor>;
 
 struct Call {
   at::Tensor weight, bias, running_mean, running_var;  // each may be undefined
   double momentum = 0;
   double eps = 0;
+  bool relu = false;
 };
-
-at::Tensor defined_or_none(const at::Tensor& tensor) {
-  return ops::present(tensor) ? tensor : at::Tensor();
-}
-
-MaybeTensor maybe(const at::Tensor& tensor) {
-  return tensor.defined() ? MaybeTensor(tensor) : MaybeTensor();
-}
 
 const float* data(const at::Tensor& tensor) {
   return tensor.defined() ? tensor.data_ptr<float>() : nullptr;
@@ -42,8 +38,9 @@ const float* data(const at::Tensor& tensor) {
 
 // Of the layout that our kernels take, or not there.
 bool is_plain(const at::Tensor& tensor) {
-  return !tensor.defined() || (tensor.is_cpu() && tensor.scalar_type() == at::kFloat &&
-                               tensor.layout() == at::kStrided && tensor.is_contiguous());
+  return !tensor.defined() ||
+         ((tensor.is_cpu() || tensor.is_meta()) && tensor.scalar_type() == at::kFloat &&
+          tensor.layout() == at::kStrided && tensor.is_contiguous());
 }
 
 kernels::ChannelPlanes planes_of(const at::Tensor& x) {
@@ -107,10 +104,15 @@ float finish_statistics(RunningSums sums, const Call& call, float mean, float sq
   return is_constant ? 0.0f : static_cast<float>(1.0 / std::sqrt(variance + call.eps));
 }
 
+kernels::ChannelScales scales_of(const Call& call, const at::Tensor& mean, const at::Tensor& rstd) {
+  return {data(mean), data(rstd), data(call.weight), data(call.bias)};
+}
+
 BatchNormOutputs run_kernels(RunningSums sums, const at::Tensor& x, const Call& call) {
   const kernels::ChannelPlanes sizes = planes_of(x);
   const at::Tensor y = at::empty_like(x), mean = ops::make_floats({sizes.num_channels}, x),
                    rstd = ops::make_floats({sizes.num_channels}, x);
+  if (x.is_meta()) return {y, mean, rstd};
   const float* from = x.data_ptr<float>();
   float *means = mean.data_ptr<float>(), *rstds = rstd.data_ptr<float>();
   std::vector<float> square_sums(static_cast<std::size_t>(sizes.num_channels));
@@ -121,7 +123,7 @@ BatchNormOutputs run_kernels(RunningSums sums, const at::Tensor& x, const Call& 
       rstds[c] = finish_statistics(sums, call, means[c], square_sums[static_cast<std::size_t>(c)],
                                    count, c);
     }
-    kernels::normalize_channels(from, sizes, means, rstds, data(call.weight), data(call.bias),
+    kernels::normalize_channels(from, sizes, scales_of(call, mean, rstd), call.relu,
                                 y.data_ptr<float>(), begin, end);
   });
   return {y, mean, rstd};
@@ -156,7 +158,8 @@ bool reproduces(RunningSums sums) {
                       make({num_channels}),
                       make({num_channels}),
                       0.1,
-                      1e-5};
+                      1e-5,
+                      false};
     Call ours = theirs;
     ours.running_mean = theirs.running_mean.clone();
     ours.running_var = theirs.running_var.clone();
@@ -189,73 +192,135 @@ bool suits_kernels(const at::Tensor& x, const Call& call) {
          is_plain(call.running_mean) && is_plain(call.running_var) && reproduced();
 }
 
-struct BatchNormFunction : torch::autograd::Function<BatchNormFunction> {
-  static variable_list forward(AutogradContext* ctx, const at::Tensor& x, const at::Tensor& weight,
-                               const at::Tensor& bias, Call call) {
-    call.weight = defined_or_none(weight);
-    call.bias = defined_or_none(bias);
-    const BatchNormOutputs outputs =
-        suits_kernels(x, call) ? run_kernels(*reproduced(), x, call) : run_libtorch(x, call);
-    ctx->save_for_backward({x, weight});
-    ops::keep_exact(ctx->saved_data, "mean", outputs.mean);
-    ops::keep_exact(ctx->saved_data, "rstd", outputs.rstd);
-    ctx->saved_data["eps"] = call.eps;
-    ctx->mark_non_differentiable({outputs.mean, outputs.rstd});
-    ctx->set_materialize_grads(false);
-    return {outputs.y, outputs.mean, outputs.rstd};
+// y again from what forward gave, by our kernels.
+at::Tensor normalize_again(const at::Tensor& x, const Call& call, const at::Tensor& mean,
+                           const at::Tensor& rstd) {
+  at::Tensor y = at::empty_like(x);
+  if (x.is_meta()) return y;
+  const kernels::ChannelPlanes sizes = planes_of(x);
+  for_channels(sizes, [&](std::int64_t begin, std::int64_t end) {
+    kernels::normalize_channels(data(x), sizes, scales_of(call, mean, rstd), call.relu,
+                                y.data_ptr<float>(), begin, end);
+  });
+  return y;
+}
+
+// Whether the samples of dy are whole, though there may be something between them, as in a part of
+// the gradient of a concatenation.
+bool has_whole_samples(const at::Tensor& dy) {
+  return (dy.is_cpu() || dy.is_meta()) && dy.scalar_type() == at::kFloat &&
+         dy.layout() == at::kStrided && dy.select(0, 0).is_contiguous() &&
+         dy.stride(0) >= dy.numel() / dy.size(0);
+}
+
+// dy where the positive part has a derivative, written over dy where nobody else holds it.
+at::Tensor masked(at::Tensor dy, const at::Tensor& x, const Call& call, const at::Tensor& mean,
+                  const at::Tensor& rstd) {
+  // Others get the layout that LibTorch gives them, which sums depend on.
+  if (!has_whole_samples(dy))
+    return at::threshold_backward(dy, normalize_again(x, call, mean, rstd), 0);
+  const bool is_in_place = dy.is_contiguous() && ops::is_owned_alone(dy);
+  at::Tensor to = is_in_place ? dy : at::empty(dy.sizes(), dy.options());
+  if (x.is_meta()) return to;
+  const kernels::ChannelPlanes sizes = planes_of(x);
+  for_channels(sizes, [&](std::int64_t begin, std::int64_t end) {
+    kernels::mask_channels(data(x), sizes, scales_of(call, mean, rstd), data(dy), dy.stride(0),
+                           to.data_ptr<float>(), begin, end);
+  });
+  return to;
+}
+
+class BatchNormNode final : public torch::autograd::Node {
+ public:
+  variable_list apply(variable_list&& grads) override {
+    ops::check_differentiated_once("a batch norm");
+    at::Tensor dy = std::move(grads[0]);
+    if (!dy.defined()) return variable_list(3);
+    const at::Tensor x = x_.take();
+    Call call;
+    call.weight = weight_.get();
+    call.bias = bias_.get();
+    call.relu = relu_;
+    if (relu_) dy = masked(std::move(dy), x, call, mean_, rstd_);
+    auto [dx, dweight, dbias] = at::native_batch_norm_backward(
+        dy, x, maybe(call.weight), {}, {}, mean_, rstd_, true, eps_,
+        {task_should_compute_output(0), task_should_compute_output(1),
+         task_should_compute_output(2)});
+    return {dx, dweight, dbias};
   }
 
-  static variable_list backward(AutogradContext* ctx, variable_list grads) {
-    ops::check_differentiated_once("a batch norm");
-    const at::Tensor& dy = grads[0];
-    if (!dy.defined()) return {{}, {}, {}, {}};
-    const variable_list saved = ctx->get_saved_variables();
-    auto [dx, dweight, dbias] = at::native_batch_norm_backward(
-        dy, saved[0], maybe(defined_or_none(saved[1])), {}, {},
-        ops::take_exact(ctx->saved_data, "mean"), ops::take_exact(ctx->saved_data, "rstd"), true,
-        ctx->saved_data["eps"].toDouble(),
-        {ctx->needs_input_grad(0), ctx->needs_input_grad(1), ctx->needs_input_grad(2)});
-    return {dx, dweight, dbias, {}};
+  void release_variables() override {
+    for (KeptTensor* kept : {&x_, &weight_, &bias_}) kept->release();
+    mean_ = rstd_ = at::Tensor();
   }
+
+  std::string name() const override { return "BatchNormBackward"; }
+
+  void keep(const at::Tensor& x, const Call& call, const BatchNormOutputs& outputs) {
+    x_ = KeptTensor(x);
+    weight_ = KeptTensor(call.weight);
+    bias_ = KeptTensor(call.relu ? call.bias : at::Tensor());
+    mean_ = outputs.mean;
+    rstd_ = outputs.rstd;
+    eps_ = call.eps;
+    relu_ = call.relu;
+  }
+
+ private:
+  KeptTensor x_, weight_, bias_;
+  at::Tensor mean_, rstd_;  // exactly: what is computed from rounded ones would differ everywhere
+  double eps_ = 0;
+  bool relu_ = false;
 };
 
 std::tuple<at::Tensor, at::Tensor, at::Tensor> batch_norm_operator(
     const at::Tensor& x, const MaybeTensor& weight, const MaybeTensor& bias,
-    const MaybeTensor& running_mean, const MaybeTensor& running_var, double momentum, double eps) {
+    const MaybeTensor& running_mean, const MaybeTensor& running_var, double momentum, double eps,
+    bool relu) {
   if (ops::is_autocast(x)) {  // whose rules for types are LibTorch's
-    return {at::batch_norm(x, weight, bias, running_mean, running_var, true, momentum, eps, false),
-            {},
-            {}};
+    at::Tensor y =
+        at::batch_norm(x, weight, bias, running_mean, running_var, true, momentum, eps, false);
+    return {relu ? y.relu_() : y, {}, {}};
   }
   Call call;
+  call.weight = weight.value_or(at::Tensor());
+  call.bias = bias.value_or(at::Tensor());
   call.running_mean = running_mean.value_or(at::Tensor());
   call.running_var = running_var.value_or(at::Tensor());
   call.momentum = momentum;
   call.eps = eps;
-  const at::Tensor none = at::empty({0}, x.options());  // a function takes no undefined one
-  const variable_list outputs =
-      BatchNormFunction::apply(x, weight.value_or(none), bias.value_or(none), call);
-  return {outputs[0], outputs[1], outputs[2]};
+  const bool is_ours = suits_kernels(x, call);
+  call.relu = is_ours && relu;
+  const auto node = ops::make_node_for<BatchNormNode>({x, call.weight, call.bias});
+  BatchNormOutputs outputs;
+  at::Tensor y = ops::with_history(node, [&] {
+    outputs = is_ours ? run_kernels(*reproduced(), x, call) : run_libtorch(x, call);
+    return std::move(outputs.y);
+  });
+  if (node) node->keep(x, call, outputs);
+  if (relu && !call.relu) y.relu_();
+  return {y, outputs.mean, outputs.rstd};
 }
 
 at::Tensor batch_norm_again_operator(const at::Tensor& x, const MaybeTensor& weight,
                                      const MaybeTensor& bias, const MaybeTensor& running_mean,
                                      const MaybeTensor& running_var, const at::Tensor& mean,
-                                     const at::Tensor& rstd, double eps) {
+                                     const at::Tensor& rstd, double eps, bool relu) {
   const at::Tensor none;
   return batch_norm_again(x, weight.value_or(none), bias.value_or(none),
-                          running_mean.value_or(none), running_var.value_or(none), mean, rstd, eps);
+                          running_mean.value_or(none), running_var.value_or(none), mean, rstd, eps,
+                          relu);
 }
 
 // As operators they are seen by whoever watches operators, such as what undoes writes to buffers.
 TORCH_LIBRARY(headroom, library) {
   library.def(
       "batch_norm(Tensor x, Tensor? weight, Tensor? bias, Tensor? running_mean, "
-      "Tensor? running_var, float momentum, float eps) -> (Tensor, Tensor, Tensor)",
+      "Tensor? running_var, float momentum, float eps, bool relu) -> (Tensor, Tensor, Tensor)",
       batch_norm_operator);
   library.def(
       "batch_norm_again(Tensor x, Tensor? weight, Tensor? bias, Tensor? running_mean, "
-      "Tensor? running_var, Tensor mean, Tensor rstd, float eps) -> Tensor",
+      "Tensor? running_var, Tensor mean, Tensor rstd, float eps, bool relu) -> Tensor",
       batch_norm_again_operator);
 }
 
@@ -263,28 +328,24 @@ TORCH_LIBRARY(headroom, library) {
 
 BatchNormOutputs batch_norm(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias,
                             const at::Tensor& running_mean, const at::Tensor& running_var,
-                            double momentum, double eps) {
+                            double momentum, double eps, bool relu) {
   static const auto handle = c10::Dispatcher::singleton()
                                  .findSchemaOrThrow("headroom::batch_norm", "")
                                  .typed<decltype(batch_norm_operator)>();
   auto [y, mean, rstd] = handle.call(x, maybe(weight), maybe(bias), maybe(running_mean),
-                                     maybe(running_var), momentum, eps);
+                                     maybe(running_var), momentum, eps, relu);
   return {y, mean, rstd};
 }
 
 at::Tensor batch_norm_again(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias,
                             const at::Tensor& running_mean, const at::Tensor& running_var,
-                            const at::Tensor& mean, const at::Tensor& rstd, double eps) {
+                            const at::Tensor& mean, const at::Tensor& rstd, double eps, bool relu) {
   const at::NoGradGuard no_grad;
-  if (!suits_kernels(x, {weight, bias, running_mean, running_var}))
-    return run_libtorch(x, {weight, bias, {}, {}, 0.0, eps}).y;
-  const kernels::ChannelPlanes sizes = planes_of(x);
-  at::Tensor y = at::empty_like(x);
-  for_channels(sizes, [&](std::int64_t begin, std::int64_t end) {
-    kernels::normalize_channels(data(x), sizes, data(mean), data(rstd), data(weight), data(bias),
-                                y.data_ptr<float>(), begin, end);
-  });
-  return y;
+  Call call{weight, bias, running_mean, running_var, 0.0, eps, relu};
+  if (suits_kernels(x, call)) return normalize_again(x, call, mean, rstd);
+  call.running_mean = call.running_var = at::Tensor();
+  at::Tensor y = run_libtorch(x, call).y;
+  return relu ? y.relu_() : y;
 }
 
 bool reproduces_batch_norm() { return reproduced().has_value(); }

@@ -14,6 +14,7 @@ namespace headroom {
 namespace HWY_NAMESPACE {
 
 using kernels::ChannelPlanes;
+using kernels::ChannelScales;
 
 // Channels that are summed side by side. Each is a chain of additions that wait for each other, so
 // that one alone would take four cycles for an element.
@@ -138,24 +139,70 @@ void ChannelStatistics(const float* x, const ChannelPlanes& sizes, float* mean, 
   }
 }
 
-void NormalizeChannels(const float* x, const ChannelPlanes& sizes, const float* mean,
-                       const float* rstd, const float* weight, const float* bias, float* y,
-                       std::int64_t begin, std::int64_t end) {
+// Calls apply(x * scale + shift, sample, index, count) for the elements of some channels, `count`
+// of them at a time.
+template <class Apply>
+HWY_INLINE void ForNormalized(const float* x, const ChannelPlanes& sizes,
+                              const ChannelScales& scales, std::int64_t begin, std::int64_t end,
+                              const Apply& apply) {
   const DF d;
   const std::int64_t lanes = static_cast<std::int64_t>(hn::Lanes(d));
   for (std::int64_t n = 0; n < sizes.num_samples; ++n) {
     for (std::int64_t c = begin; c < end; ++c) {
       const std::int64_t start = (n * sizes.num_channels + c) * sizes.plane;
-      const VF scale = hn::Set(d, weight == nullptr ? rstd[c] : rstd[c] * weight[c]);
-      const VF shift =
-          hn::NegMulAdd(hn::Set(d, mean[c]), scale, hn::Set(d, bias == nullptr ? 0.0f : bias[c]));
+      const float rstd = scales.rstd[c];
+      const VF scale = hn::Set(d, scales.weight == nullptr ? rstd : rstd * scales.weight[c]);
+      const VF shift = hn::NegMulAdd(hn::Set(d, scales.mean[c]), scale,
+                                     hn::Set(d, scales.bias == nullptr ? 0.0f : scales.bias[c]));
       std::int64_t i = start;
       for (; i + lanes <= start + sizes.plane; i += lanes)
-        hn::StoreU(hn::MulAdd(hn::LoadU(d, x + i), scale, shift), d, y + i);
+        apply(hn::MulAdd(hn::LoadU(d, x + i), scale, shift), n, i, lanes);
       const std::int64_t rest = start + sizes.plane - i;
-      if (rest > 0) StorePart(hn::MulAdd(LoadPart(d, x + i, rest), scale, shift), d, y + i, rest);
+      if (rest > 0) apply(hn::MulAdd(LoadPart(d, x + i, rest), scale, shift), n, i, rest);
     }
   }
+}
+
+HWY_INLINE void StoreSome(VF values, float* to, std::int64_t count) {
+  const DF d;
+  if (count == static_cast<std::int64_t>(hn::Lanes(d)))
+    hn::StoreU(values, d, to);
+  else
+    StorePart(values, d, to, count);
+}
+
+void NormalizeChannels(const float* x, const ChannelPlanes& sizes, const ChannelScales& scales,
+                       bool relu, float* y, std::int64_t begin, std::int64_t end) {
+  const DF d;
+  if (!relu) {
+    ForNormalized(x, sizes, scales, begin, end,
+                  [&](VF value, std::int64_t /*sample*/, std::int64_t i, std::int64_t count) {
+                    StoreSome(value, y + i, count);
+                  });
+    return;
+  }
+  // Zeros keep their sign, and what is not a number stays.
+  ForNormalized(x, sizes, scales, begin, end,
+                [&](VF value, std::int64_t /*sample*/, std::int64_t i, std::int64_t count) {
+                  StoreSome(hn::IfThenElse(hn::Lt(value, hn::Zero(d)), hn::Zero(d), value), y + i,
+                            count);
+                });
+}
+
+void MaskChannels(const float* x, const ChannelPlanes& sizes, const ChannelScales& scales,
+                  const float* dy, std::int64_t dy_stride, float* masked, std::int64_t begin,
+                  std::int64_t end) {
+  const DF d;
+  const std::int64_t lanes = static_cast<std::int64_t>(hn::Lanes(d));
+  const std::int64_t between = dy_stride - sizes.num_channels * sizes.plane;
+  ForNormalized(x, sizes, scales, begin, end,
+                [&](VF value, std::int64_t sample, std::int64_t i, std::int64_t count) {
+                  const float* from = dy + i + sample * between;
+                  const VF gradient =
+                      count == lanes ? hn::LoadU(d, from) : LoadPart(d, from, count);
+                  StoreSome(hn::IfThenElse(hn::Le(value, hn::Zero(d)), hn::Zero(d), gradient),
+                            masked + i, count);
+                });
 }
 
 }  // namespace HWY_NAMESPACE
@@ -166,6 +213,7 @@ HWY_AFTER_NAMESPACE();
 namespace headroom {
 HWY_EXPORT(ChannelStatistics);
 HWY_EXPORT(NormalizeChannels);
+HWY_EXPORT(MaskChannels);
 
 namespace kernels {
 
@@ -173,10 +221,14 @@ void channel_statistics(const float* x, const ChannelPlanes& sizes, float* mean,
                         std::int64_t begin, std::int64_t end) {
   HWY_DYNAMIC_DISPATCH(ChannelStatistics)(x, sizes, mean, square_sum, begin, end);
 }
-void normalize_channels(const float* x, const ChannelPlanes& sizes, const float* mean,
-                        const float* rstd, const float* weight, const float* bias, float* y,
-                        std::int64_t begin, std::int64_t end) {
-  HWY_DYNAMIC_DISPATCH(NormalizeChannels)(x, sizes, mean, rstd, weight, bias, y, begin, end);
+void normalize_channels(const float* x, const ChannelPlanes& sizes, const ChannelScales& scales,
+                        bool relu, float* y, std::int64_t begin, std::int64_t end) {
+  HWY_DYNAMIC_DISPATCH(NormalizeChannels)(x, sizes, scales, relu, y, begin, end);
+}
+void mask_channels(const float* x, const ChannelPlanes& sizes, const ChannelScales& scales,
+                   const float* dy, std::int64_t dy_stride, float* masked, std::int64_t begin,
+                   std::int64_t end) {
+  HWY_DYNAMIC_DISPATCH(MaskChannels)(x, sizes, scales, dy, dy_stride, masked, begin, end);
 }
 
 }  // namespace kernels

@@ -70,11 +70,19 @@ struct ChannelPlanes {
 /// elements are added in double, one after the other, sample by sample.
 void channel_statistics(const float* x, const ChannelPlanes& sizes, float* mean, float* square_sum,
                         std::int64_t begin, std::int64_t end);
+/// What scales a channel: mean and rstd of the batch; weight and bias optional.
+struct ChannelScales {
+  const float *mean = nullptr, *rstd = nullptr, *weight = nullptr, *bias = nullptr;
+};
 /// For channels [begin, end): y = x * scale + shift with scale = rstd * weight and shift = bias -
-/// mean * scale, sums of a product rounded once where the CPU can; weight and bias optional.
-void normalize_channels(const float* x, const ChannelPlanes& sizes, const float* mean,
-                        const float* rstd, const float* weight, const float* bias, float* y,
-                        std::int64_t begin, std::int64_t end);
+/// mean * scale, sums of a product rounded once where the CPU can; with `relu` its positive part.
+void normalize_channels(const float* x, const ChannelPlanes& sizes, const ChannelScales& scales,
+                        bool relu, float* y, std::int64_t begin, std::int64_t end);
+/// For channels [begin, end): masked = dy where that positive part has a derivative, else 0.
+/// Samples of dy are dy_stride apart; both may be the same memory.
+void mask_channels(const float* x, const ChannelPlanes& sizes, const ChannelScales& scales,
+                   const float* dy, std::int64_t dy_stride, float* masked, std::int64_t begin,
+                   std::int64_t end);
 
 // ---- Element-wise passes over rows of `width`.
 /// y = gelu(h + bias); bias optional; y may be h.

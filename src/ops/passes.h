@@ -36,6 +36,11 @@ bool wants_grad(at::TensorList tensors);
 /// there.
 at::Tensor or_empty(const at::Tensor& tensor, const at::Tensor& like);
 inline bool present(const at::Tensor& tensor) { return tensor.defined() && tensor.numel() > 0; }
+/// An optional part as LibTorch's operators take it.
+using MaybeTensor = c10::optional<at::Tensor>;
+inline MaybeTensor maybe(const at::Tensor& tensor) {
+  return present(tensor) ? MaybeTensor(tensor) : MaybeTensor();
+}
 
 /// Keeps a small tensor in `saved_data`, where it stays exact: what autograd saves may be rounded,
 /// and an error in a row's mean, deviation or log-sum would be one in every element of the row. An

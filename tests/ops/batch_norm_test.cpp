@@ -4,6 +4,7 @@
 #include <torch/torch.h>
 
 #include <cmath>
+#include <functional>
 #include <limits>
 #include <optional>
 #include <string>
@@ -50,15 +51,15 @@ void expect_same(const torch::Tensor& one, const torch::Tensor& other, const std
 constexpr double kMomentum = 0.3, kEps = 1e-3;
 
 // Output, running statistics, gradients, and the output again.
-void compare(const torch::Tensor& input, const Norm& norm, const std::string& what) {
+void compare(const torch::Tensor& input, const Norm& norm, const std::string& what, bool relu) {
   const Norm other = copy_of(norm);
   const torch::Tensor x = input.detach().clone().requires_grad_();
   const torch::Tensor other_x = input.detach().clone().requires_grad_();
-  const BatchNormOutputs ours =
-      batch_norm(x, norm.weight, norm.bias, norm.running_mean, norm.running_var, kMomentum, kEps);
-  const torch::Tensor theirs =
-      torch::batch_norm(other_x, other.weight, other.bias, other.running_mean, other.running_var,
-                        true, kMomentum, kEps, false);
+  const BatchNormOutputs ours = batch_norm(x, norm.weight, norm.bias, norm.running_mean,
+                                           norm.running_var, kMomentum, kEps, relu);
+  torch::Tensor theirs = torch::batch_norm(other_x, other.weight, other.bias, other.running_mean,
+                                           other.running_var, true, kMomentum, kEps, false);
+  if (relu) theirs = theirs.relu_();
   expect_same(ours.y, theirs, what + ": y");
   EXPECT_EQ(ours.y.strides(), theirs.strides()) << what;
   expect_same(norm.running_mean, other.running_mean, what + ": running_mean");
@@ -66,7 +67,7 @@ void compare(const torch::Tensor& input, const Norm& norm, const std::string& wh
   EXPECT_FALSE(ours.mean.requires_grad());
   const Norm before = copy_of(norm);
   expect_same(batch_norm_again(x, norm.weight, norm.bias, norm.running_mean, norm.running_var,
-                               ours.mean, ours.rstd, kEps),
+                               ours.mean, ours.rstd, kEps, relu),
               theirs, what + ": y again");
   expect_same(norm.running_mean, before.running_mean, what + ": running_mean after y again");
   const torch::Tensor dy = torch::randn_like(theirs);
@@ -77,6 +78,11 @@ void compare(const torch::Tensor& input, const Norm& norm, const std::string& wh
     expect_same(norm.weight.grad(), other.weight.grad(), what + ": gradient of the weight");
     expect_same(norm.bias.grad(), other.bias.grad(), what + ": gradient of the bias");
   }
+}
+
+void compare(const torch::Tensor& input, const Norm& norm, const std::string& what) {
+  compare(input, copy_of(norm), what, /*relu=*/false);
+  compare(input, copy_of(norm), what + " and ReLU", /*relu=*/true);
 }
 
 std::vector<std::vector<std::int64_t>> shapes() {
@@ -127,6 +133,44 @@ TEST(BatchNorm, LeavesOtherLayoutsAndTypesToLibTorch) {
               torch::batch_norm(x, strided.weight, strided.bias, strided.running_mean,
                                 strided.running_var, true, kMomentum, kEps, false),
               "a weight with gaps");
+}
+
+// Two norms with a ReLU behind each, whose gradients `join` decides about.
+void compare_pair(
+    const std::string& what,
+    const std::function<torch::Tensor(const torch::Tensor&, const torch::Tensor&)>& join) {
+  torch::manual_seed(5);
+  const Norm norm = make_norm(11, true, true, torch::kFloat);
+  const torch::Tensor one = torch::randn({3, 11, 6, 5}), other = torch::randn({3, 11, 6, 5});
+  const torch::Tensor weights = torch::randn_like(join(one, other));
+  std::vector<std::vector<torch::Tensor>> gradients;
+  for (const bool is_ours : {true, false}) {
+    const Norm copy = copy_of(norm);
+    std::vector<torch::Tensor> inputs, outputs;
+    for (const torch::Tensor& given : {one, other}) {
+      inputs.push_back(given.clone().requires_grad_());
+      outputs.push_back(
+          is_ours ? batch_norm(inputs.back(), copy.weight, copy.bias, copy.running_mean,
+                               copy.running_var, kMomentum, kEps, true)
+                        .y
+                  : torch::batch_norm(inputs.back(), copy.weight, copy.bias, copy.running_mean,
+                                      copy.running_var, true, kMomentum, kEps, false)
+                        .relu_());
+    }
+    (join(outputs[0], outputs[1]) * weights).sum().backward();
+    gradients.push_back({inputs[0].grad(), inputs[1].grad(), copy.weight.grad(), copy.bias.grad()});
+  }
+  for (std::size_t i = 0; i < gradients[0].size(); ++i)
+    expect_same(gradients[0][i], gradients[1][i], what + c10::str(", gradient ", i));
+}
+
+TEST(BatchNorm, WritesOverGradientsOnlyWhereNobodyElseReadsThem) {
+  compare_pair("one gradient for two", [](const auto& a, const auto& b) { return a + b; });
+  compare_pair("one each", [](const auto& a, const auto& b) { return a * b; });
+  compare_pair("parts of one", [](const auto& a, const auto& b) { return torch::cat({a, b}, 1); });
+  compare_pair("samples of one", [](const auto& a, const auto& b) { return torch::cat({a, b}); });
+  compare_pair("turned", [](const auto& a, const auto& b) { return a.transpose(2, 3) + b.mT(); });
+  compare_pair("one number", [](const auto& a, const auto& b) { return a.mean({2, 3}) + b.sum(); });
 }
 
 TEST(BatchNorm, TakesExtremeValuesAsLibTorchDoes) {

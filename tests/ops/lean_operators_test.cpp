@@ -1,4 +1,4 @@
-#include "ops/lean_products.h"
+#include "ops/lean_operators.h"
 
 #include <headroom/memory/meter.h>
 
@@ -39,7 +39,7 @@ void expect_same_product(const ProductOfTensors& ours, const ProductOfTensors& t
     EXPECT_TRUE(leaves[0][k].grad().equal(leaves[1][k].grad())) << what << ", gradient " << k;
 }
 
-const auto kAsItIs = [](const at::Tensor& x) { return x; };
+at::Tensor (*const kAsItIs)(const at::Tensor&) = [](const at::Tensor& x) { return x; };
 
 TEST(LeanLinear, HasTheBitsOfLibTorch) {
   torch::manual_seed(1);
@@ -96,6 +96,87 @@ TEST(LeanProducts, KeepWhatTheyAreGiven) {
   const at::Tensor scores = lean_matmul(heads.transpose(1, 2), heads.permute({0, 2, 3, 1}));
   const auto made = static_cast<std::int64_t>(y.nbytes() + scores.nbytes());
   EXPECT_LE(meter.live_bytes() - before, made + 1024);
+}
+
+// The peak of a backward above what is there before it.
+std::int64_t backward_peak(const at::Tensor& y, const at::Tensor& gradient) {
+  MemoryMeter& meter = MemoryMeter::instance();
+  const std::int64_t before = meter.live_bytes();
+  meter.reset_peak();
+  y.backward(gradient);
+  return meter.peak_bytes() - before;
+}
+
+TEST(LeanLinear, LetsGoOfItsInputBeforeItMakesItsGradient) {
+  MemoryMeter::instance();
+  const at::Tensor leaf = torch::randn({1, 64}).requires_grad_();
+  const at::Tensor weight = torch::randn({64, 64}).requires_grad_();
+  weight.mutable_grad() = torch::zeros_like(weight);
+  at::Tensor y, gradient;
+  std::int64_t x_bytes = 0;
+  {
+    const at::Tensor x = leaf.expand({4096, 64}).contiguous();
+    x_bytes = static_cast<std::int64_t>(x.nbytes());
+    y = lean_linear(x, weight, {});
+    gradient = torch::randn_like(y);
+  }
+  EXPECT_LT(backward_peak(y, gradient), x_bytes / 2);
+}
+
+TEST(LeanConvolution, HasTheBitsOfLibTorch) {
+  torch::manual_seed(3);
+  struct Convolution {
+    std::vector<std::int64_t> x, weight, stride, padding, dilation;
+    std::int64_t groups;
+  };
+  const std::vector<Convolution> convolutions{
+      {{2, 6, 9, 8}, {10, 6, 3, 3}, {1, 1}, {1, 1}, {1, 1}, 1},
+      {{3, 8, 11, 11}, {16, 8, 1, 1}, {2, 2}, {0, 0}, {1, 1}, 1},
+      {{2, 12, 9, 9}, {12, 1, 5, 5}, {2, 1}, {2, 2}, {1, 1}, 12},
+      {{2, 4, 16, 16}, {6, 2, 3, 3}, {1, 1}, {2, 2}, {2, 2}, 2},
+      {{4, 5, 30}, {7, 5, 4}, {3}, {1}, {1}, 1},
+      {{1, 3, 6, 7, 8}, {4, 3, 2, 2, 2}, {1, 1, 1}, {0, 1, 0}, {1, 1, 1}, 1}};
+  for (const Convolution& each : convolutions) {
+    for (const bool has_bias : {true, false}) {
+      const auto convolve = [&](const auto& t, bool is_ours) {
+        const at::Tensor bias = has_bias ? t[2] : at::Tensor();
+        return is_ours ? lean_convolution(t[0], t[1], bias, each.stride, each.padding,
+                                          each.dilation, each.groups)
+                       : at::convolution(t[0], t[1], bias, each.stride, each.padding, each.dilation,
+                                         false, std::vector<std::int64_t>(each.stride.size()),
+                                         each.groups);
+      };
+      std::vector<at::Tensor> given{torch::randn(each.x), torch::randn(each.weight)};
+      if (has_bias) given.push_back(torch::randn({each.weight[0]}));
+      const std::string what = c10::str(each.x, " ", each.weight, has_bias ? " with bias" : "");
+      for (const auto& layout : {kAsItIs, +[](const at::Tensor& x) {
+                                   return x.transpose(-1, -2).contiguous().transpose(-1, -2);
+                                 }})
+        expect_same_product([&](const auto& t) { return convolve(t, true); },
+                            [&](const auto& t) { return convolve(t, false); }, given, layout, what);
+      // The gradient of a mean is one number in many places.
+      expect_same_product([&](const auto& t) { return convolve(t, true).sum(-1); },
+                          [&](const auto& t) { return convolve(t, false).sum(-1); }, given, kAsItIs,
+                          what + ", summed");
+    }
+  }
+}
+
+TEST(LeanMean, HasTheBitsOfLibTorchAndKeepsNothing) {
+  torch::manual_seed(4);
+  for (const std::vector<std::int64_t>& dims :
+       {std::vector<std::int64_t>{-1}, {2, 3}, {3, 1}, {0, 1, 2, 3}}) {
+    for (const bool keepdim : {true, false}) {
+      expect_same_product([&](const auto& t) { return lean_mean(t[0], dims, keepdim); },
+                          [&](const auto& t) { return at::mean(t[0], dims, keepdim); },
+                          {torch::randn({3, 5, 7, 9})}, kAsItIs, c10::str(dims, keepdim));
+    }
+  }
+  MemoryMeter& meter = MemoryMeter::instance();
+  const at::Tensor leaf = torch::randn({1, 64}).requires_grad_();
+  const std::int64_t before = meter.live_bytes();
+  const at::Tensor y = lean_mean(leaf.expand({4096, 64}).contiguous(), {0}, false);
+  EXPECT_LT(meter.live_bytes() - before, 4096);
 }
 
 TEST(LeanProducts, FrozenArgumentsGetNoGradient) {
