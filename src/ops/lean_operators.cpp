@@ -50,7 +50,11 @@ at::Tensor run_linear(const at::Tensor& x, const at::Tensor& weight, const at::T
 // A tensor of x's layout that takes no memory: zeros that the system has pages for only when they
 // are read. x itself where it has none.
 at::Tensor without_memory(const at::Tensor& x) {
-  if (x.is_meta()) return at::empty_strided(x.sizes(), x.strides(), x.options());
+  if (x.is_meta()) {
+    const at::Tensor layout = at::empty({0}, x.options());
+    layout.unsafeGetTensorImpl()->set_sizes_and_strides(x.sizes(), x.strides());
+    return layout;
+  }
   std::size_t num_bytes = x.itemsize();
   for (std::int64_t i = 0; i < x.dim(); ++i)
     num_bytes += static_cast<std::size_t>((x.size(i) - 1) * x.stride(i)) * x.itemsize();
