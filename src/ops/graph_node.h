@@ -13,6 +13,12 @@
 
 namespace headroom::ops {
 
+/// Whether a node can tell if backward may come again. Asked first outside of any backward.
+inline bool sees_backward() {
+  static const bool sees = install_engine();
+  return sees;
+}
+
 /// A tensor that a node keeps for backward, through the hooks for saved tensors like any other.
 class KeptTensor {
  public:
@@ -23,7 +29,7 @@ class KeptTensor {
   /// The same; it is then kept no longer, unless backward may come again.
   at::Tensor take() {
     at::Tensor tensor = get();
-    if (!backward_keeps_graph()) release();
+    if (sees_backward() && !backward_keeps_graph()) release();
     return tensor;
   }
   void release() { saved_.reset_data(); }
@@ -41,6 +47,7 @@ inline bool is_owned_alone(const at::Tensor& gradient) {
 template <class NodeType>
 NodePtrOf<NodeType> make_node_for(at::ArrayRef<at::Tensor> inputs) {
   if (!wants_grad(inputs)) return {};
+  sees_backward();
   NodePtrOf<NodeType> node = make_node<NodeType>();
   node->set_next_edges(torch::autograd::collect_next_edges(inputs));
   return node;

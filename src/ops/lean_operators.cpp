@@ -141,6 +141,15 @@ struct Window {
   }
 };
 
+// Whatever our node does not know: other types, samples without a batch.
+at::Tensor run_by_libtorch(const at::Tensor& x, const at::Tensor& weight, const MaybeTensor& bias,
+                           const Window& window) {
+  const auto& [stride, padding, dilation, groups] = window;
+  if (weight.dim() == 3) return at::conv1d(x, weight, bias, stride, padding, dilation, groups);
+  if (weight.dim() == 4) return at::conv2d(x, weight, bias, stride, padding, dilation, groups);
+  return at::conv3d(x, weight, bias, stride, padding, dilation, groups);
+}
+
 at::Tensor run_convolution(const at::Tensor& x, const at::Tensor& weight, const MaybeTensor& bias,
                            const Window& window) {
   return at::convolution(x, weight, bias, window.stride, window.padding, window.dilation,
@@ -254,7 +263,7 @@ at::Tensor convolution_operator(const at::Tensor& x, const at::Tensor& weight,
   const at::Tensor given = bias.value_or(at::Tensor());
   const bool is_ours = x.dim() == weight.dim() && x.numel() > 0 && is_float(x) &&
                        is_float(weight) && (!given.defined() || is_float(given));
-  if (!is_ours || ops::is_autocast(x)) return run_convolution(x, weight, bias, window);
+  if (!is_ours || ops::is_autocast(x)) return run_by_libtorch(x, weight, bias, window);
   const auto node = ops::make_node_for<ConvolutionNode>({x, weight, given});
   if (node) node->keep(x, weight, given, window);
   return with_history(node, [&] { return run_convolution(x, weight, bias, window); });

@@ -162,6 +162,25 @@ TEST(LeanConvolution, HasTheBitsOfLibTorch) {
   }
 }
 
+TEST(LeanConvolution, TakesASampleWithoutABatch) {
+  const at::Tensor x = torch::randn({3, 8, 8}), weight = torch::randn({4, 3, 3, 3});
+  EXPECT_TRUE(lean_convolution(x, weight, {}, {1, 1}, {1, 1}, {1, 1}, 1)
+                  .equal(at::conv2d(x, weight, {}, 1, 1)));
+}
+
+TEST(LeanProducts, MayBeDifferentiatedAgainWhereTheGraphIsKept) {
+  torch::manual_seed(6);
+  const at::Tensor x = torch::randn({2, 3, 8, 8}).requires_grad_();
+  const at::Tensor weight = torch::randn({4, 3, 3, 3}).requires_grad_();
+  const at::Tensor y = lean_convolution(x * 1, weight, {}, {1, 1}, {1, 1}, {1, 1}, 1);
+  const at::Tensor dy = torch::randn_like(y);
+  y.backward(dy, /*retain_graph=*/true);
+  const at::Tensor once = weight.grad().clone();
+  y.backward(dy);
+  EXPECT_TRUE(weight.grad().equal(once + once));
+  EXPECT_THROW(y.backward(dy), c10::Error) << "nothing is kept any longer";
+}
+
 TEST(LeanMean, HasTheBitsOfLibTorchAndKeepsNothing) {
   torch::manual_seed(4);
   for (const std::vector<std::int64_t>& dims :
