@@ -1,7 +1,8 @@
 #pragma once
 
 // The operators of ours that segments run in the place of LibTorch's, with the same bits: batch
-// norms in training, which take less time, and products, which keep less.
+// norms in training, with the ReLU behind them, which take less time (ops/batch_norm.h), and those
+// that hold less (ops/lean_operators.h).
 
 #include <torch/csrc/jit/ir/ir.h>
 

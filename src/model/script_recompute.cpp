@@ -202,9 +202,9 @@ class Chooser {
         return false;
     }
     if (is_product(traits)) {
+      if (which == Recomputed::kAll) return true;
       constexpr double kCheapShare = 1.0 / 3;
       const double work = work_per_element(node);
-      if (which == Recomputed::kAll) return true;
       if (work == 0) return multiplies_activations(node);
       return which == Recomputed::kAllButCostlyProducts && work <= kCheapShare * most_work_;
     }
