@@ -355,10 +355,11 @@ std::vector<TransferRecord> StaticPager::recent_transfers() const {
 DiskSpeed StaticPager::measure_disk() {
   constexpr std::int64_t kBytes = std::int64_t{8} << 20;
   constexpr int kRuns = 4;
-  // No tensor's, so that no budget counts it; aligned like one, so that it goes the same way.
+  // No tensor's, so that no budget counts it; on pages like one's, so that it goes the same way.
   const std::unique_ptr<char, decltype(&std::free)> bytes(
-      static_cast<char*>(std::aligned_alloc(kTransferAlignment, kBytes)), &std::free);
+      static_cast<char*>(std::aligned_alloc(kHugePageBytes, kBytes)), &std::free);
   if (bytes == nullptr) throw std::bad_alloc();
+  ask_for_huge_pages(bytes.get(), bytes.get() + kBytes);
   std::memset(bytes.get(), 'x', kBytes);
   const Extent extent = store()->reserve(kBytes);
   DiskSpeed speed;

@@ -14,6 +14,7 @@ namespace headroom {
 namespace {
 
 constexpr std::size_t kPageBytes = 4096;
+constexpr std::size_t kPagesPerHugePage = kHugePageBytes / kPageBytes;
 constexpr std::size_t kSmallestBlock = 2 * sizeof(Block);
 constexpr std::size_t kBitsPerWord = 64;
 // So many blocks of the right bin are looked at before a larger bin is taken: enough to find the
@@ -28,6 +29,20 @@ void* map_pages(std::size_t bytes) {
   void* address = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE,
                          MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   return address == MAP_FAILED ? nullptr : address;
+}
+
+// From a multiple of a huge page on. No page of it is huge before somebody asks, also where the
+// system would make all pages huge: those would be resident beyond the blocks that are touched.
+void* map_arena(std::size_t bytes) {
+  char* mapped = static_cast<char*>(map_pages(bytes + kHugePageBytes));
+  if (!mapped) return nullptr;
+  const std::size_t before =
+      (kHugePageBytes - reinterpret_cast<std::uintptr_t>(mapped) % kHugePageBytes) % kHugePageBytes;
+  char* begin = mapped + before;
+  if (before > 0) ::munmap(mapped, before);
+  ::munmap(begin + bytes, kHugePageBytes - before);
+  ::madvise(begin, bytes, MADV_NOHUGEPAGE);
+  return begin;
 }
 
 // Where address space is limited (ulimit -v), BLAS, threads and LibTorch need some of it too, and
@@ -63,6 +78,10 @@ std::uint64_t bits_between(std::size_t first, std::size_t last) {
 }
 
 }  // namespace
+
+void ask_for_huge_pages(char* begin, char* end) {
+  if (begin < end) ::madvise(begin, static_cast<std::size_t>(end - begin), MADV_HUGEPAGE);
+}
 
 Heap::Bin Heap::bin_of(std::size_t size) {
   const std::size_t magnitude = 63 - static_cast<std::size_t>(__builtin_clzll(size));
@@ -137,10 +156,10 @@ bool Heap::reserve_arena(std::size_t at_least) {
   const std::size_t most = most_to_reserve();
   if (at_least / 3 > most) return false;  // one block may have three quarters of what is left
   std::size_t bytes = std::max(std::min(arena_bytes_, most / kPageBytes * kPageBytes), at_least);
-  void* begin = map_pages(bytes);
+  void* begin = map_arena(bytes);
   while (!begin && bytes > at_least) {
     bytes = std::max(bytes / 2 / kPageBytes * kPageBytes, at_least);
-    begin = map_pages(bytes);
+    begin = map_arena(bytes);
   }
   if (!begin) return false;
   void* bits = map_pages(round_up(bytes / kPageBytes / 8 + sizeof(std::uint64_t), kPageBytes));
@@ -167,7 +186,7 @@ Heap::Arena& Heap::arena_of(const Block* block) {
   });
 }
 
-// From its header to the header of the block after it.
+// From its header to the header of the block after it. Huge pages are those that are all its own.
 void Heap::mark_resident(const Block* block) {
   Arena& arena = arena_of(block);
   const auto offset = static_cast<std::size_t>(reinterpret_cast<const char*>(block) - arena.begin);
@@ -182,6 +201,9 @@ void Heap::mark_resident(const Block* block) {
   }
   arena.num_touched = std::max(arena.num_touched, last);
   resident_bytes_ += num_new * static_cast<std::int64_t>(kPageBytes);
+  if (num_new > 0)
+    ask_for_huge_pages(arena.begin + round_up(offset, kHugePageBytes),
+                       arena.begin + (offset + block->size) / kHugePageBytes * kHugePageBytes);
 }
 
 Block* Heap::allocate(std::size_t bytes) {
@@ -230,7 +252,8 @@ void Heap::release(Block* block) {
   link(block);
 }
 
-// Takes pages from the block's end, because allocations take from its start.
+// Takes pages from the block's end, because allocations take from its start. A huge page goes as a
+// whole: of one that is cut the system may keep the memory.
 std::int64_t Heap::give_back_from(Block* block, std::int64_t bytes) {
   Arena& arena = arena_of(block);
   const auto offset = static_cast<std::size_t>(reinterpret_cast<char*>(block) - arena.begin);
@@ -238,7 +261,8 @@ std::int64_t Heap::give_back_from(Block* block, std::int64_t bytes) {
   const std::size_t end = std::min((offset + block->size) / kPageBytes, arena.num_touched);
   std::int64_t num_given = 0;
   std::size_t begin = end;
-  while (begin > first && num_given * static_cast<std::int64_t>(kPageBytes) < bytes) {
+  while (begin > first && (num_given * static_cast<std::int64_t>(kPageBytes) < bytes ||
+                           begin % kPagesPerHugePage != 0)) {
     const std::size_t from = std::max(first, (begin - 1) / kBitsPerWord * kBitsPerWord);
     std::uint64_t& word = arena.resident_pages[from / kBitsPerWord];
     const std::uint64_t pages = bits_between(from, begin);
@@ -246,8 +270,12 @@ std::int64_t Heap::give_back_from(Block* block, std::int64_t bytes) {
     word &= ~pages;
     begin = from;
   }
-  if (begin < end)
-    ::madvise(arena.begin + begin * kPageBytes, (end - begin) * kPageBytes, MADV_DONTNEED);
+  if (begin < end) {
+    char* pages = arena.begin + begin * kPageBytes;
+    const std::size_t length = (end - begin) * kPageBytes;
+    ::madvise(pages, length, MADV_DONTNEED);
+    ::madvise(pages, length, MADV_NOHUGEPAGE);
+  }
   block->is_clean = begin <= first;
   resident_bytes_ -= num_given * static_cast<std::int64_t>(kPageBytes);
   return num_given * static_cast<std::int64_t>(kPageBytes);

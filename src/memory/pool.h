@@ -13,6 +13,15 @@ namespace headroom {
 /// more than 32 KiB do.
 inline constexpr std::size_t kTransferAlignment = 512;
 
+/// The inside of a block of some MiB is on pages of this size, where the system has them. To be
+/// touched for the first time costs a page of 4 KiB a microsecond, and a huge one hardly more than
+/// its zeros; a disk is given a huge page as one piece.
+inline constexpr std::size_t kHugePageBytes = std::size_t{2} << 20;
+
+/// Asks for huge pages where the range, which begins and ends on pages, has room for whole ones.
+/// Where the system has none, nothing changes.
+void ask_for_huge_pages(char* begin, char* end);
+
 /// The 64 bytes in front of every block's data. Blocks lie side by side; a free block also sits in
 /// the list of its size bin.
 struct alignas(64) Block : BlockRecord {
@@ -34,8 +43,7 @@ static_assert(sizeof(Block) == 64,
 
 /// Blocks carved out of large reserved address ranges: best fit by size bins, split on allocation,
 /// merged on release, all in constant time. Data is aligned to `alignment`, a multiple of 64 that
-/// divides a page. It knows which pages were handed out and so may be
-/// resident. Not thread-safe.
+/// divides a page. It knows which pages were handed out and so may be resident. Not thread-safe.
 class Heap {
  public:
   explicit Heap(std::size_t arena_bytes, std::size_t alignment = sizeof(Block))

@@ -10,7 +10,12 @@
 #include <unistd.h>
 
 #include <cstdint>
+#include <cstdio>
+#include <cstring>
 #include <fstream>
+#include <random>
+#include <sstream>
+#include <string>
 #include <vector>
 
 namespace headroom {
@@ -36,6 +41,94 @@ int exit_code_with(std::size_t left_bytes, const Check& check) {
   int status = 0;
   ::waitpid(child, &status, 0);
   return WIFEXITED(status) ? WEXITSTATUS(status) : 101;
+}
+
+// A range of addresses as the system sees it.
+struct MappedRange {
+  std::uintptr_t begin = 0, end = 0;
+  std::size_t resident_bytes = 0;
+  std::string flags;  // two letters each
+};
+
+std::vector<MappedRange> mapped_ranges() {
+  std::vector<MappedRange> ranges;
+  std::ifstream file("/proc/self/smaps");
+  for (std::string line; std::getline(file, line);) {
+    unsigned long begin = 0, end = 0, kilobytes = 0;
+    if (std::sscanf(line.c_str(), "%lx-%lx ", &begin, &end) == 2) {
+      ranges.push_back({begin, end, 0, {}});
+    } else if (std::sscanf(line.c_str(), "Rss: %lu kB", &kilobytes) == 1) {
+      ranges.back().resident_bytes = kilobytes << 10;
+    } else if (line.rfind("VmFlags:", 0) == 0) {
+      ranges.back().flags = line.substr(8) + " ";
+    }
+  }
+  return ranges;
+}
+
+bool is_on_huge_pages(const void* data) {
+  const auto address = reinterpret_cast<std::uintptr_t>(data);
+  for (const MappedRange& range : mapped_ranges()) {
+    if (range.begin <= address && address < range.end)
+      return range.flags.find(" hg ") != std::string::npos;
+  }
+  return false;
+}
+
+// Touches all of it, as tensors do.
+Block* filled(Block* block, std::size_t bytes) {
+  std::memset(block->data(), 1, bytes);
+  return block;
+}
+
+TEST(Pool, TheInsideOfALargeBlockIsOnHugePages) {
+  if (!std::ifstream("/sys/kernel/mm/transparent_hugepage/enabled"))
+    GTEST_SKIP() << "this system has no huge pages";
+  Heap heap(256 * kMiB, kTransferAlignment);
+  const auto inside = [](Block* block) { return static_cast<char*>(block->data()) + 4 * kMiB; };
+  Block* first = filled(heap.allocate(16 * kMiB), 16 * kMiB);
+  Block* small = filled(heap.allocate(kMiB), kMiB);
+  EXPECT_TRUE(is_on_huge_pages(inside(first)));
+  EXPECT_FALSE(is_on_huge_pages(small->data()));
+  // Given back, it has pages of any block again.
+  heap.release(first);
+  EXPECT_TRUE(is_on_huge_pages(inside(first)));
+  heap.give_back(64 * static_cast<std::int64_t>(kMiB));
+  EXPECT_FALSE(is_on_huge_pages(inside(first)));
+  EXPECT_TRUE(is_on_huge_pages(inside(heap.allocate(16 * kMiB))));
+}
+
+// Huge pages must not bring memory that nobody counts, whatever the system does by itself.
+TEST(Pool, NoMoreIsResidentThanIsCounted) {
+  Heap heap(512 * kMiB, kTransferAlignment);
+  std::minstd_rand random(1);
+  std::vector<Block*> blocks;
+  Block* first = nullptr;
+  std::int64_t live_bytes = 0;
+  for (int i = 0; i < 600; ++i) {
+    if (blocks.size() < 12 && random() % 3 != 0) {
+      const std::size_t bytes = random() % 2 ? random() % (12 * kMiB) + 1 : random() % 100'000 + 1;
+      blocks.push_back(filled(heap.allocate(bytes), bytes));
+      if (!first) first = blocks.front();
+      live_bytes += static_cast<std::int64_t>(blocks.back()->size);
+    } else if (!blocks.empty()) {
+      std::swap(blocks[random() % blocks.size()], blocks.back());
+      live_bytes -= static_cast<std::int64_t>(blocks.back()->size);
+      heap.release(blocks.back());
+      blocks.pop_back();
+    }
+    if (i % 5 == 0) heap.give_back(static_cast<std::int64_t>(random() % (8 * kMiB)));
+    if (i % 20 != 0) continue;
+    const auto arena = reinterpret_cast<std::uintptr_t>(first) / (2 * kMiB) * (2 * kMiB);
+    std::int64_t resident_bytes = 0;
+    for (const MappedRange& range : mapped_ranges()) {
+      if (range.begin >= arena && range.end <= arena + 512 * kMiB)
+        resident_bytes += static_cast<std::int64_t>(range.resident_bytes);
+    }
+    ASSERT_GE(resident_bytes, live_bytes);
+    constexpr std::int64_t kEndOfArena = 4096;  // the mark there is no block's
+    ASSERT_LE(resident_bytes, heap.resident_bytes() + kEndOfArena) << "after " << i;
+  }
 }
 
 TEST(Pool, LeavesAddressSpaceToOthersWhereItIsLimited) {
