@@ -52,3 +52,14 @@ if(HEADROOM_OPENBLAS_DIR)
 else()
   message(WARNING "OpenBLAS with OpenMP was not found (Debian: libopenblas0-openmp): training will be 2-3x slower")
 endif()
+
+# Kernels of LibTorch are called as it was compiled: with one for each of three CPUs, or with one.
+include(CheckCXXSourceCompiles)
+set(CMAKE_REQUIRED_LIBRARIES torch_cpu c10)
+check_cxx_source_compiles("
+#include <cstdint>
+namespace c10 { enum class DeviceType : std::int8_t {}; }
+namespace at::native { struct DispatchStubImpl { void* get_call_ptr(c10::DeviceType, void*, void*, void*); }; }
+int main() { return at::native::DispatchStubImpl().get_call_ptr({}, nullptr, nullptr, nullptr) != nullptr; }
+" HEADROOM_TORCH_HAS_AVX_KERNELS)
+unset(CMAKE_REQUIRED_LIBRARIES)

@@ -7,9 +7,11 @@
 #include "ops/passes.h"
 
 #include <ATen/ATen.h>
+#include <ATen/native/batch_norm.h>
 #include <torch/library.h>
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <optional>
 #include <string>
@@ -136,6 +138,34 @@ BatchNormOutputs run_libtorch(const at::Tensor& x, const Call& call) {
   return {y, mean, rstd};
 }
 
+using NormGradients = std::array<at::Tensor, 3>;  // of x, weight and bias
+
+// By LibTorch's own kernel, whose elements are independent of each other: it may write over dy.
+NormGradients run_backward_in_place(at::Tensor dy, const at::Tensor& x, const at::Tensor& weight,
+                                    const at::Tensor& mean, const at::Tensor& rstd, double eps) {
+  NormGradients gradients{dy, ops::make_floats({x.size(1)}, x), ops::make_floats({x.size(1)}, x)};
+  if (x.is_meta()) return gradients;
+  const at::Tensor none;  // running statistics
+  at::native::batch_norm_cpu_backward_stub(at::kCPU, gradients[0], gradients[1], gradients[2], dy,
+                                           x, weight, none, none, mean, rstd, /*train=*/true, eps);
+  return gradients;
+}
+
+NormGradients run_backward(const at::Tensor& dy, const at::Tensor& x, const at::Tensor& weight,
+                           const at::Tensor& mean, const at::Tensor& rstd, double eps,
+                           std::array<bool, 3> wanted) {
+  if (x.is_meta()) {
+    const auto of_channels = [&](bool is_wanted) {
+      return is_wanted ? ops::make_floats({x.size(1)}, x) : at::Tensor();
+    };
+    return {wanted[0] ? at::empty_like(x) : at::Tensor(), of_channels(wanted[1]),
+            of_channels(wanted[2])};
+  }
+  auto [dx, dweight, dbias] =
+      at::native_batch_norm_backward(dy, x, maybe(weight), {}, {}, mean, rstd, true, eps, wanted);
+  return {dx, dweight, dbias};
+}
+
 // Whether kernels and rule give LibTorch's bits, tried on numbers that any generator would do for.
 bool reproduces(RunningSums sums) {
   const at::NoGradGuard no_grad;
@@ -164,11 +194,19 @@ bool reproduces(RunningSums sums) {
     ours.running_mean = theirs.running_mean.clone();
     ours.running_var = theirs.running_var.clone();
     const BatchNormOutputs expected = run_libtorch(x, theirs), given = run_kernels(sums, x, ours);
+    const at::Tensor dy = make(sizes);
+    const NormGradients gradients = run_backward(dy, x, theirs.weight, expected.mean, expected.rstd,
+                                                 theirs.eps, {true, true, true});
+    const NormGradients in_place =
+        run_backward_in_place(dy, x, theirs.weight, expected.mean, expected.rstd, theirs.eps);
     const std::pair<at::Tensor, at::Tensor> pairs[] = {{expected.y, given.y},
                                                        {expected.mean, given.mean},
                                                        {expected.rstd, given.rstd},
                                                        {theirs.running_mean, ours.running_mean},
-                                                       {theirs.running_var, ours.running_var}};
+                                                       {theirs.running_var, ours.running_var},
+                                                       {gradients[0], in_place[0]},
+                                                       {gradients[1], in_place[1]},
+                                                       {gradients[2], in_place[2]}};
     for (const auto& [one, other] : pairs) {
       if (!one.equal(other)) return false;
     }
@@ -242,11 +280,17 @@ class BatchNormNode final : public torch::autograd::Node {
     call.bias = bias_.get();
     call.relu = relu_;
     if (relu_) dy = masked(std::move(dy), x, call, mean_, rstd_);
-    auto [dx, dweight, dbias] = at::native_batch_norm_backward(
-        dy, x, maybe(call.weight), {}, {}, mean_, rstd_, true, eps_,
-        {task_should_compute_output(0), task_should_compute_output(1),
-         task_should_compute_output(2)});
-    return {dx, dweight, dbias};
+    const std::array<bool, 3> wanted{task_should_compute_output(0), task_should_compute_output(1),
+                                     task_should_compute_output(2)};
+    const bool is_in_place = is_ours_ && wanted[0] && is_plain(dy) && ops::is_owned_alone(dy);
+    const NormGradients gradients =
+        is_in_place ? run_backward_in_place(std::move(dy), x, call.weight, mean_, rstd_, eps_)
+                    : run_backward(dy, x, call.weight, mean_, rstd_, eps_, wanted);
+    variable_list result(3);
+    for (std::size_t i = 0; i < result.size(); ++i) {
+      if (wanted[i]) result[i] = gradients[i];
+    }
+    return result;
   }
 
   void release_variables() override {
@@ -256,7 +300,7 @@ class BatchNormNode final : public torch::autograd::Node {
 
   std::string name() const override { return "BatchNormBackward"; }
 
-  void keep(const at::Tensor& x, const Call& call, const BatchNormOutputs& outputs) {
+  void keep(const at::Tensor& x, const Call& call, const BatchNormOutputs& outputs, bool is_ours) {
     x_ = KeptTensor(x);
     weight_ = KeptTensor(call.weight);
     bias_ = KeptTensor(call.relu ? call.bias : at::Tensor());
@@ -264,6 +308,7 @@ class BatchNormNode final : public torch::autograd::Node {
     rstd_ = outputs.rstd;
     eps_ = call.eps;
     relu_ = call.relu;
+    is_ours_ = is_ours;
   }
 
  private:
@@ -271,6 +316,7 @@ class BatchNormNode final : public torch::autograd::Node {
   at::Tensor mean_, rstd_;  // exactly: what is computed from rounded ones would differ everywhere
   double eps_ = 0;
   bool relu_ = false;
+  bool is_ours_ = false;  // of a layout and on a CPU for which kernels were tried
 };
 
 std::tuple<at::Tensor, at::Tensor, at::Tensor> batch_norm_operator(
@@ -297,7 +343,7 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> batch_norm_operator(
     outputs = is_ours ? run_kernels(*reproduced(), x, call) : run_libtorch(x, call);
     return std::move(outputs.y);
   });
-  if (node) node->keep(x, call, outputs);
+  if (node) node->keep(x, call, outputs, is_ours);
   if (relu && !call.relu) y.relu_();
   return {y, outputs.mean, outputs.rstd};
 }
