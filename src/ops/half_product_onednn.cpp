@@ -1,20 +1,12 @@
 #include "ops/half_product.h"
 
 #include "ops/half_product_in_float.h"
-
-#include <ATen/ATen.h>
-
-#include <oneapi/dnnl/dnnl.hpp>
+#include "ops/onednn_layouts.h"
 
 namespace headroom::ops {
 namespace {
 
 using dnnl::memory;
-
-const dnnl::engine& cpu_engine() {
-  static const dnnl::engine engine(dnnl::engine::kind::cpu, 0);
-  return engine;
-}
 
 memory::desc describe(const at::Tensor& matrix) {
   return memory::desc(
@@ -64,20 +56,9 @@ void half_product(const at::Tensor& a, const at::Tensor& b, const at::Tensor& c,
   if (c.numel() == 0) return;
   if (!has_fast_half_products() || a.size(1) == 0) return half_product_in_float(a, b, c, beta);
   const dnnl::matmul::primitive_desc product = describe_product(a, b, c, beta);
-  const auto size = static_cast<std::int64_t>(product.scratchpad_desc().get_size());
-  const at::Tensor scratch =
-      at::empty({size}, at::TensorOptions().dtype(at::kByte).device(c.device()));
-  if (c.is_meta()) return;
-  const auto at_tensor = [](const memory::desc& desc, const at::Tensor& tensor) {
-    return memory(desc, cpu_engine(), tensor.data_ptr());
-  };
-  dnnl::stream stream(cpu_engine());
-  dnnl::matmul(product).execute(
-      stream, {{DNNL_ARG_SRC, at_tensor(product.src_desc(), a)},
-               {DNNL_ARG_WEIGHTS, at_tensor(product.weights_desc(), b)},
-               {DNNL_ARG_DST, at_tensor(product.dst_desc(), c)},
-               {DNNL_ARG_SCRATCHPAD, at_tensor(product.scratchpad_desc(), scratch)}});
-  stream.wait();
+  run_primitive<dnnl::matmul>(product, {{DNNL_ARG_SRC, {a, product.src_desc()}},
+                                        {DNNL_ARG_WEIGHTS, {b, product.weights_desc()}},
+                                        {DNNL_ARG_DST, {c, product.dst_desc()}}});
 }
 
 }  // namespace headroom::ops

@@ -1,5 +1,6 @@
 #include "ops/lean_operators.h"
 
+#include "ops/convolution.h"
 #include "ops/graph_node.h"
 #include "ops/once.h"
 #include "ops/passes.h"
@@ -25,6 +26,7 @@ namespace {
 using ops::KeptTensor;
 using ops::maybe;
 using ops::MaybeTensor;
+using ops::Window;
 using ops::with_history;
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
@@ -131,16 +133,6 @@ struct LeanMatmul : torch::autograd::Function<LeanMatmul> {
   }
 };
 
-// How a convolution moves over its input.
-struct Window {
-  std::vector<std::int64_t> stride, padding, dilation;
-  std::int64_t groups = 1;
-
-  std::vector<std::int64_t> output_padding() const {
-    return std::vector<std::int64_t>(stride.size());
-  }
-};
-
 // Whatever our node does not know: other types, samples without a batch.
 at::Tensor run_by_libtorch(const at::Tensor& x, const at::Tensor& weight, const MaybeTensor& bias,
                            const Window& window) {
@@ -151,7 +143,8 @@ at::Tensor run_by_libtorch(const at::Tensor& x, const at::Tensor& weight, const 
 }
 
 at::Tensor run_convolution(const at::Tensor& x, const at::Tensor& weight, const MaybeTensor& bias,
-                           const Window& window) {
+                           const Window& window, bool is_lean) {
+  if (is_lean) return ops::convolve(x, weight, bias.value_or(at::Tensor()), window);
   return at::convolution(x, weight, bias, window.stride, window.padding, window.dilation,
                          /*transposed=*/false, window.output_padding(), window.groups);
 }
@@ -160,27 +153,14 @@ class ConvolutionNode final : public torch::autograd::Node {
  public:
   variable_list apply(variable_list&& grads) override {
     ops::check_differentiated_once("a convolution");
-    const at::Tensor& dy = grads[0];
+    at::Tensor dy = std::move(grads[0]);
     if (!dy.defined()) return variable_list(3);
-    at::Tensor x = x_.take();
-    const at::Tensor weight = weight_.get();
-    const auto gradients_of = [&](const at::Tensor& input, std::array<bool, 3> wanted) {
-      return at::convolution_backward(dy, input, weight, bias_sizes_, window_.stride,
-                                      window_.padding, window_.dilation, /*transposed=*/false,
-                                      window_.output_padding(), window_.groups, wanted);
-    };
-    variable_list gradients(3);
-    if (task_should_compute_output(1) || task_should_compute_output(2)) {
-      std::tie(std::ignore, gradients[1], gradients[2]) =
-          gradients_of(x, {false, task_should_compute_output(1), task_should_compute_output(2)});
-    }
-    if (task_should_compute_output(0)) {
-      // Depends on the sizes of x, and on no element.
-      const at::Tensor layout = without_memory(x);
-      x.reset();
-      gradients[0] = std::get<0>(gradients_of(layout, {true, false, false}));
-    }
-    return gradients;
+    const std::array<bool, 3> wanted{task_should_compute_output(0), task_should_compute_output(1),
+                                     task_should_compute_output(2)};
+    const ops::ConvolutionGradients gradients =
+        is_lean_ ? ops::convolve_backward(std::move(dy), x_.take(), weight_.get(), window_, wanted)
+                 : run_backward(dy, x_.take(), wanted);
+    return {gradients.begin(), gradients.end()};
   }
 
   void release_variables() override {
@@ -190,17 +170,43 @@ class ConvolutionNode final : public torch::autograd::Node {
 
   std::string name() const override { return "ConvolutionBackward"; }
 
-  void keep(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias, Window window) {
+  void keep(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias, Window window,
+            bool is_lean) {
     x_ = KeptTensor(x);
     weight_ = KeptTensor(weight);
     bias_sizes_ = {bias.defined() ? bias.size(0) : 0};
     window_ = std::move(window);
+    is_lean_ = is_lean;
   }
 
  private:
+  // By LibTorch.
+  ops::ConvolutionGradients run_backward(const at::Tensor& dy, at::Tensor x,
+                                         std::array<bool, 3> wanted) const {
+    const at::Tensor weight = weight_.get();
+    const auto gradients_of = [&](const at::Tensor& input, std::array<bool, 3> some) {
+      return at::convolution_backward(dy, input, weight, bias_sizes_, window_.stride,
+                                      window_.padding, window_.dilation, /*transposed=*/false,
+                                      window_.output_padding(), window_.groups, some);
+    };
+    ops::ConvolutionGradients gradients;
+    if (wanted[1] || wanted[2]) {
+      std::tie(std::ignore, gradients[1], gradients[2]) =
+          gradients_of(x, {false, wanted[1], wanted[2]});
+    }
+    if (wanted[0]) {
+      // Depends on the sizes of x, and on no element.
+      const at::Tensor layout = without_memory(x);
+      x.reset();
+      gradients[0] = std::get<0>(gradients_of(layout, {true, false, false}));
+    }
+    return gradients;
+  }
+
   KeptTensor x_, weight_;
   std::vector<std::int64_t> bias_sizes_;
   Window window_;
+  bool is_lean_ = false;
 };
 
 class MeanNode final : public torch::autograd::Node {
@@ -264,9 +270,10 @@ at::Tensor convolution_operator(const at::Tensor& x, const at::Tensor& weight,
   const bool is_ours = x.dim() == weight.dim() && x.numel() > 0 && is_float(x) &&
                        is_float(weight) && (!given.defined() || is_float(given));
   if (!is_ours || ops::is_autocast(x)) return run_by_libtorch(x, weight, bias, window);
+  const bool is_lean = ops::has_lean_convolution(x, weight, window);
   const auto node = ops::make_node_for<ConvolutionNode>({x, weight, given});
-  if (node) node->keep(x, weight, given, window);
-  return with_history(node, [&] { return run_convolution(x, weight, bias, window); });
+  if (node) node->keep(x, weight, given, window, is_lean);
+  return with_history(node, [&] { return run_convolution(x, weight, bias, window, is_lean); });
 }
 
 at::Tensor mean_operator(const at::Tensor& x, at::IntArrayRef dims, bool keepdim) {

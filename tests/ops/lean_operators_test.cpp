@@ -162,6 +162,82 @@ TEST(LeanConvolution, HasTheBitsOfLibTorch) {
   }
 }
 
+// Of tensors large enough to be brought into oneDNN's layouts where they are.
+struct LargeConvolution {
+  std::vector<std::int64_t> x, weight;
+  std::int64_t stride = 1, padding = 0, groups = 1;
+
+  at::Tensor run(const at::Tensor& input, const at::Tensor& filters) const {
+    return lean_convolution(input, filters, {}, {stride, stride}, {padding, padding}, {1, 1},
+                            groups);
+  }
+  at::Tensor run_by_libtorch(const at::Tensor& input, const at::Tensor& filters) const {
+    return at::conv2d(input, filters, {}, stride, padding, 1, groups);
+  }
+};
+
+const std::vector<LargeConvolution> kLargeConvolutions{{{5, 32, 64, 64}, {32, 32, 3, 3}, 1, 1},
+                                                       {{6, 64, 48, 48}, {96, 64, 1, 1}},
+                                                       {{4, 48, 96, 80}, {48, 1, 3, 3}, 2, 1, 48},
+                                                       {{9, 20, 64, 64}, {33, 20, 3, 3}, 1, 1},
+                                                       {{1, 64, 96, 96}, {32, 64, 3, 3}, 2, 1}};
+
+TEST(LeanConvolution, HasTheBitsOfLibTorchAlsoInPlace) {
+  torch::manual_seed(7);
+  for (const LargeConvolution& each : kLargeConvolutions) {
+    // What nobody else holds, as between the operators of a model.
+    const auto own = [](const at::Tensor& x) { return x * 1; };
+    expect_same_product([&](const auto& t) { return own(each.run(t[0], t[1])); },
+                        [&](const auto& t) { return own(each.run_by_libtorch(t[0], t[1])); },
+                        {torch::randn(each.x), torch::randn(each.weight)}, own, c10::str(each.x));
+  }
+}
+
+TEST(LeanConvolution, LeavesWhatOthersHoldAsItIs) {
+  torch::manual_seed(8);
+  const LargeConvolution& each = kLargeConvolutions.front();
+  const at::Tensor leaf = torch::randn(each.x).requires_grad_();
+  const at::Tensor weight = torch::randn(each.weight).requires_grad_();
+  const at::Tensor x = leaf * 1, view = x.narrow(0, 0, 2), before = x.detach().clone();
+  const at::Tensor y = each.run(x, weight);
+  const at::Tensor dy = torch::randn_like(y), dy_before = dy.clone();
+  y.backward(dy);
+  EXPECT_TRUE(x.equal(before));
+  EXPECT_TRUE(view.equal(before.narrow(0, 0, 2)));
+  EXPECT_TRUE(dy.equal(dy_before));
+}
+
+// The peaks of forward and backward above what is there before, on a device.
+std::pair<std::int64_t, std::int64_t> peaks_of(const LargeConvolution& each, bool is_lean) {
+  MemoryMeter& meter = MemoryMeter::instance();
+  const at::Tensor leaf = torch::randn({1}).requires_grad_(), weight = torch::randn(each.weight);
+  const at::Tensor trained = weight.requires_grad_();
+  trained.mutable_grad() = torch::zeros_like(trained);
+  at::Tensor x = leaf.expand(each.x).contiguous(), scale = torch::ones({1});
+  const std::int64_t before = meter.live_bytes();
+  meter.reset_peak();
+  at::Tensor y = is_lean ? each.run(x, trained) : each.run_by_libtorch(x, trained);
+  const std::int64_t forward = meter.peak_bytes() - before;
+  x.reset();
+  at::Tensor loss = y.sum();
+  y.reset();
+  meter.reset_peak();
+  const std::int64_t live = meter.live_bytes();
+  loss.backward();
+  return {forward, meter.peak_bytes() - live};
+}
+
+TEST(LeanConvolution, HoldsNoCopiesInOtherLayouts) {
+  MemoryMeter::instance();
+  const LargeConvolution each{{8, 32, 64, 64}, {32, 32, 3, 3}, 1, 1};
+  const auto x_bytes = static_cast<std::int64_t>(8 * 32 * 64 * 64 * sizeof(float));
+  const auto [forward, backward] = peaks_of(each, true);
+  const auto [their_forward, their_backward] = peaks_of(each, false);
+  EXPECT_LE(forward, their_forward);
+  // Beside x and the gradient of y LibTorch holds a copy of both, then one of two gradients.
+  EXPECT_LE(backward, their_backward - x_bytes * 3 / 2);
+}
+
 TEST(LeanConvolution, TakesASampleWithoutABatch) {
   const at::Tensor x = torch::randn({3, 8, 8}), weight = torch::randn({4, 3, 3, 3});
   EXPECT_TRUE(lean_convolution(x, weight, {}, {1, 1}, {1, 1}, {1, 1}, 1)
