@@ -94,9 +94,10 @@ class WorkCounter {
  public:
   WorkCounter() {
     current_work = 0;
-    callback_ = at::addThreadLocalCallback(at::RecordFunctionCallback(&WorkCounter::on_operation)
-                                               .needsInputs(true)
-                                               .scopes({at::RecordScope::FUNCTION}));
+    callback_ = at::addThreadLocalCallback(
+        at::RecordFunctionCallback(&WorkCounter::on_operation, &WorkCounter::on_end)
+            .needsInputs(true)
+            .scopes({at::RecordScope::FUNCTION}));
   }
   ~WorkCounter() { at::removeCallback(callback_); }
   WorkCounter(const WorkCounter&) = delete;
@@ -107,14 +108,28 @@ class WorkCounter {
  private:
   static std::unique_ptr<at::ObserverContext> on_operation(const at::RecordFunction& operation) {
     const std::string_view name = operation.name();
-    if (name == "aten::convolution") {
-      current_work += convolution_work(operation.inputs());
+    const c10::ArrayRef<const IValue> inputs = inputs_of(operation);
+    if (name == "headroom::convolution") {  // which may call LibTorch's
+      current_work += convolution_work(inputs);
+      is_in_convolution = true;
+    } else if (name == "aten::convolution") {
+      if (!is_in_convolution) current_work += convolution_work(inputs);
     } else if (name == "aten::mm" || name == "aten::bmm") {
-      current_work += product_work(operation.inputs(), 0);
+      current_work += product_work(inputs, 0);
     } else if (name == "aten::addmm" || name == "aten::baddbmm") {
-      current_work += product_work(operation.inputs(), 1);
+      current_work += product_work(inputs, 1);
     }
     return nullptr;
+  }
+
+  static void on_end(const at::RecordFunction& operation, at::ObserverContext* /*context*/) {
+    if (std::string_view(operation.name()) == "headroom::convolution") is_in_convolution = false;
+  }
+
+  // Where a graph is interpreted, its stack may have other values in front.
+  static c10::ArrayRef<const IValue> inputs_of(const at::RecordFunction& operation) {
+    const c10::ArrayRef<const IValue> stack = operation.inputs();
+    return stack.slice(stack.size() - std::min(stack.size(), operation.num_inputs()));
   }
 
   static double product_work(c10::ArrayRef<const IValue> inputs, std::size_t first) {
@@ -141,10 +156,12 @@ class WorkCounter {
   }
 
   static thread_local double current_work;
+  static thread_local bool is_in_convolution;
   at::CallbackHandle callback_;
 };
 
 thread_local double WorkCounter::current_work = 0;
+thread_local bool WorkCounter::is_in_convolution = false;
 
 // Runs the graph piece by piece and notes the bytes of every tensor of the top level.
 class CostCounter {
@@ -250,63 +267,84 @@ double added_bytes(const GraphCosts& costs, const Cut& cut, const Cut* before) {
   return bytes;
 }
 
-// Work and bytes of a piece as parts of the whole.
-std::vector<double> shares(const GraphCosts& costs) {
-  Piece total;
-  for (const Piece& piece : costs.pieces) {
-    total.work += piece.work;
-    total.bytes += piece.bytes;
+// Finds the cuts for which a sum is least: of the square of each stage's share in work and memory,
+// and of what each cut adds to memory, as a share as well, with a little for any cut. So stages are
+// about equal, a cut is made where it is cheap, and a large stage is left whole where any cut in it
+// would hold what could be made again for little. More stages would lower the floor by a little,
+// but options of a stage save more for their time than a boundary in its middle.
+class CutChoice {
+ public:
+  CutChoice(const std::vector<Cut>& cuts, const GraphCosts& costs) : cuts_(cuts), costs_(costs) {
+    Piece total;
+    for (const Piece& piece : costs.pieces) {
+      total.work += piece.work;
+      total.bytes += piece.bytes;
+    }
+    total_bytes_ = total.bytes;
+    for (const Piece& piece : costs.pieces) {
+      const double share = (total.work > 0 ? piece.work / total.work : 0) / 2 +
+                           (total.bytes > 0 ? piece.bytes / total.bytes : 0) / 2;
+      share_before_.push_back(share_before_.back() + share);
+    }
   }
-  std::vector<double> result;
-  for (const Piece& piece : costs.pieces) {
-    result.push_back((total.work > 0 ? piece.work / total.work : 0) / 2 +
-                     (total.bytes > 0 ? piece.bytes / total.bytes : 0) / 2);
+
+  std::vector<const Cut*> run() {
+    for (std::size_t end = 1; end <= cuts_.size() + 1; ++end) best_.push_back(best_to(end));
+    return path_to(best_.size() - 1);
   }
-  return result;
-}
+
+ private:
+  // The best way to make the last cut, by its number from 1 on, or to end (one more).
+  struct Way {
+    double cost = std::numeric_limits<double>::infinity();
+    std::size_t before = 0;  // the cut before; 0: none
+  };
+
+  Way best_to(std::size_t end) const {
+    constexpr double kLargestShare = 0.3;  // of a stage that could be smaller
+    const bool is_end = end == cuts_.size() + 1;
+    Way best;
+    for (std::size_t before = end; before-- > 0;) {
+      const double share = share_before_[end] - share_before_[before];
+      if (share > kLargestShare && best.cost < std::numeric_limits<double>::infinity()) break;
+      double cost = best_[before].cost + share * share;
+      if (cost >= best.cost) continue;
+      if (!is_end) {
+        const Cut& cut = cuts_[end - 1];
+        cost += cost_of(cut, before == 0 ? nullptr : &cuts_[before - 1]);
+        if (cost >= best.cost || !may_follow(cut, path_to(before))) continue;
+      }
+      best = {cost, before};
+    }
+    return best;
+  }
+
+  double cost_of(const Cut& cut, const Cut* before) const {
+    constexpr double kOfAnyCut = 0.004;  // makes a dozen stages where cuts add little
+    return kOfAnyCut + (total_bytes_ > 0 ? added_bytes(costs_, cut, before) / total_bytes_ : 0);
+  }
+
+  std::vector<const Cut*> path_to(std::size_t end) const {
+    std::vector<const Cut*> path;
+    for (; end != 0; end = best_[end].before) {
+      if (end <= cuts_.size()) path.push_back(&cuts_[end - 1]);
+    }
+    std::reverse(path.begin(), path.end());
+    return path;
+  }
+
+  const std::vector<Cut>& cuts_;
+  const GraphCosts& costs_;
+  double total_bytes_ = 0;
+  std::vector<double> share_before_{0};  // of the stages before each cut
+  std::vector<Way> best_{{0, 0}};
+};
 
 }  // namespace
 
 std::vector<const Cut*> choose_cuts(const CutGraph& graph, const std::optional<Stack>& arguments) {
-  // A cut is made somewhere in each window of the work that begins and ends this far behind the cut
-  // before. More stages would lower the floor by a little, but options of a stage save more for
-  // their time than a boundary in its middle, which has to be held.
-  constexpr double kWindowBegin = 1.0 / 14;
-  constexpr double kWindowEnd = 1.0 / 9;
   const GraphCosts costs = arguments ? CostCounter(graph, *arguments).run() : count_nodes(graph);
-  const std::vector<double> share = shares(costs);
-  const std::vector<Cut>& cuts = graph.cuts;
-  std::vector<const Cut*> chosen;
-  double since = 0;
-  for (std::size_t i = 0; i < cuts.size();) {
-    since += share[i];
-    if (since < kWindowBegin) {
-      ++i;
-      continue;
-    }
-    const Cut* before = chosen.empty() ? nullptr : chosen.back();
-    std::size_t best = cuts.size();
-    double best_bytes = std::numeric_limits<double>::infinity();
-    double reach = since;
-    for (std::size_t k = i; k < cuts.size(); ++k) {
-      if (k > i) reach += share[k];
-      if (k > i && reach > kWindowEnd) break;
-      if (!may_follow(cuts[k], chosen)) continue;
-      const double bytes = added_bytes(costs, cuts[k], before);
-      if (bytes < best_bytes) {
-        best = k;
-        best_bytes = bytes;
-      }
-    }
-    if (best == cuts.size()) {  // the window is as long as it has to be
-      ++i;
-      continue;
-    }
-    chosen.push_back(&cuts[best]);
-    since = 0;
-    i = best + 1;
-  }
-  return chosen;
+  return CutChoice(graph.cuts, costs).run();
 }
 
 }  // namespace headroom::script
