@@ -1,6 +1,7 @@
 #include "ops/lean_operators.h"
 
 #include <headroom/memory/meter.h>
+#include "memory/shape_meter.h"
 
 #include <gtest/gtest.h>
 #include <torch/torch.h>
@@ -177,7 +178,7 @@ struct LargeConvolution {
 };
 
 const std::vector<LargeConvolution> kLargeConvolutions{{{5, 32, 64, 64}, {32, 32, 3, 3}, 1, 1},
-                                                       {{6, 64, 48, 48}, {96, 64, 1, 1}},
+                                                       {{16, 64, 32, 32}, {96, 64, 1, 1}},
                                                        {{4, 48, 96, 80}, {48, 1, 3, 3}, 2, 1, 48},
                                                        {{9, 20, 64, 64}, {33, 20, 3, 3}, 1, 1},
                                                        {{1, 64, 96, 96}, {32, 64, 3, 3}, 2, 1}};
@@ -236,6 +237,43 @@ TEST(LeanConvolution, HoldsNoCopiesInOtherLayouts) {
   EXPECT_LE(forward, their_forward);
   // Beside x and the gradient of y LibTorch holds a copy of both, then one of two gradients.
   EXPECT_LE(backward, their_backward - x_bytes * 3 / 2);
+}
+
+// The peaks of forward and of backward, with all gradients, by one of the two meters.
+template <class Meter>
+std::pair<std::int64_t, std::int64_t> metered_peaks(Meter& meter, const LargeConvolution& each,
+                                                    const at::Device& device) {
+  const auto make = [&](const std::vector<std::int64_t>& sizes) {
+    return torch::zeros(sizes, torch::device(device)).requires_grad_();
+  };
+  const at::Tensor leaf = make(each.x), weight = make(each.weight);
+  at::Tensor x = leaf.clone();
+  const std::int64_t before = meter.live_bytes();
+  meter.reset_peak();
+  const at::Tensor y = each.run(x, weight);
+  const std::int64_t forward = meter.peak_bytes() - before;
+  x.reset();
+  at::Tensor dy = torch::empty_like(y, torch::device(device));
+  meter.reset_peak();
+  const std::int64_t live = meter.live_bytes();
+  torch::autograd::grad({y}, {leaf, weight}, {dy});
+  return {forward, meter.peak_bytes() - live};
+}
+
+TEST(LeanConvolution, HasTheSamePeaksWithoutMemory) {
+  MemoryMeter& meter = MemoryMeter::instance();
+  ShapeMeter& shapes = ShapeMeter::instance();
+  const CountOnlyScope count_only;
+  std::vector<LargeConvolution> convolutions = kLargeConvolutions;
+  for (const LargeConvolution& small : {LargeConvolution{{2, 3, 64, 64}, {16, 3, 3, 3}, 2, 1},
+                                        LargeConvolution{{1, 64, 32, 32}, {64, 64, 3, 3}, 1, 1},
+                                        LargeConvolution{{2, 64, 32, 32}, {256, 64, 3, 3}, 1, 1}})
+    convolutions.push_back(small);
+  for (const LargeConvolution& each : convolutions) {
+    metered_peaks(meter, each, at::kCPU);  // the first run of a shape pays for setting up kernels
+    EXPECT_EQ(metered_peaks(meter, each, at::kCPU), metered_peaks(shapes, each, at::kMeta))
+        << c10::str(each.x);
+  }
 }
 
 TEST(LeanConvolution, TakesASampleWithoutABatch) {
