@@ -1,5 +1,6 @@
 #include "core/thread_waiting.h"
 
+#include "core/carried_regions.h"
 #include "core/contention.h"
 #include "core/gathered_threads.h"
 #include "core/idle_team.h"
@@ -149,6 +150,7 @@ class Watch {
     ContentionPolicy policy(num_threads, static_cast<int>(all_cores_.size()));
     std::unique_ptr<IdleTeam> idle_team;
     std::unique_ptr<GatheredThreads> gathered;
+    std::unique_ptr<CarriedRegions> carried;
     Sample before;
     std::unique_lock<std::mutex> lock(mutex_);
     while (!ended_.wait_for(lock, std::chrono::milliseconds(50), [this] { return has_ended_; })) {
@@ -158,13 +160,16 @@ class Watch {
       if (conduct.sleeps && !idle_team) idle_team = std::make_unique<IdleTeam>();
       if (!conduct.sleeps) idle_team.reset();
       if (conduct.num_cores == 0) {
+        carried.reset();
         gathered.reset();
       } else if (!gathered) {
         gathered = std::make_unique<GatheredThreads>(some_cores(conduct.num_cores), all_cores_);
+        carried = std::make_unique<CarriedRegions>(conduct.num_cores);
       }
       gathered_from() = gathered ? static_cast<int>(all_cores_.size()) : 0;
       before = std::move(after);
     }
+    carried.reset();
     gathered.reset();
     gathered_from() = 0;
   }

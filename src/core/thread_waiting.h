@@ -10,8 +10,9 @@ namespace headroom {
 /// ms at how long our threads stood in line for a core that another process had, and lets them
 /// sleep where that is much (core/contention.h has the rule); from time to time it tries again.
 /// Where others keep half of the cores busy or more, threads also gather on those that remain,
-/// until the others have gone. Threads are as many as ever, so that the numbers do not depend on
-/// it.
+/// until the others have gone, and as many as there are cores carry the parts of each loop
+/// (core/carried_regions.h). Threads and parts are as many as ever, so that the numbers do not
+/// depend on it.
 ///
 /// Starts watching, once per process, `num_threads` that compute; does nothing where the user has
 /// decided by OMP_WAIT_POLICY, GOMP_SPINCOUNT or KMP_BLOCKTIME, where the OpenMP runtime is not
