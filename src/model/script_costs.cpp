@@ -267,11 +267,11 @@ double added_bytes(const GraphCosts& costs, const Cut& cut, const Cut* before) {
   return bytes;
 }
 
-// Finds the cuts for which a sum is least: of the square of each stage's share in work and memory,
-// and of what each cut adds to memory, as a share as well, with a little for any cut. So stages are
-// about equal, a cut is made where it is cheap, and a large stage is left whole where any cut in it
-// would hold what could be made again for little. More stages would lower the floor by a little,
-// but options of a stage save more for their time than a boundary in its middle.
+// Finds the cuts for which a sum is least: of the squares of each stage's shares in work and in
+// memory, and of what each cut adds to memory, as a share as well, with a little for any cut. So
+// stages are about equal, a cut is made where it is cheap, and a large stage is left whole where
+// any cut in it would hold what could be made again for little. More stages would lower the floor
+// by a little, but options of a stage save more for their time than a boundary in its middle.
 class CutChoice {
  public:
   CutChoice(const std::vector<Cut>& cuts, const GraphCosts& costs) : cuts_(cuts), costs_(costs) {
@@ -282,9 +282,9 @@ class CutChoice {
     }
     total_bytes_ = total.bytes;
     for (const Piece& piece : costs.pieces) {
-      const double share = (total.work > 0 ? piece.work / total.work : 0) / 2 +
-                           (total.bytes > 0 ? piece.bytes / total.bytes : 0) / 2;
-      share_before_.push_back(share_before_.back() + share);
+      const Piece& before = before_.back();
+      before_.push_back({before.work + (total.work > 0 ? piece.work / total.work : 0),
+                         before.bytes + (total.bytes > 0 ? piece.bytes / total.bytes : 0)});
     }
   }
 
@@ -305,9 +305,11 @@ class CutChoice {
     const bool is_end = end == cuts_.size() + 1;
     Way best;
     for (std::size_t before = end; before-- > 0;) {
-      const double share = share_before_[end] - share_before_[before];
-      if (share > kLargestShare && best.cost < std::numeric_limits<double>::infinity()) break;
-      double cost = best_[before].cost + share * share;
+      const double work = before_[end].work - before_[before].work,
+                   bytes = before_[end].bytes - before_[before].bytes;
+      const bool is_large = std::max(work, bytes) > kLargestShare;
+      if (is_large && best.cost < std::numeric_limits<double>::infinity()) break;
+      double cost = best_[before].cost + (work * work + bytes * bytes) / 2;
       if (cost >= best.cost) continue;
       if (!is_end) {
         const Cut& cut = cuts_[end - 1];
@@ -336,7 +338,7 @@ class CutChoice {
   const std::vector<Cut>& cuts_;
   const GraphCosts& costs_;
   double total_bytes_ = 0;
-  std::vector<double> share_before_{0};  // of the stages before each cut
+  std::vector<Piece> before_{{0, 0}};  // shares of all that is before each cut
   std::vector<Way> best_{{0, 0}};
 };
 

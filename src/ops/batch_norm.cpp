@@ -154,13 +154,6 @@ NormGradients run_backward_in_place(at::Tensor dy, const at::Tensor& x, const at
 NormGradients run_backward(const at::Tensor& dy, const at::Tensor& x, const at::Tensor& weight,
                            const at::Tensor& mean, const at::Tensor& rstd, double eps,
                            std::array<bool, 3> wanted) {
-  if (x.is_meta()) {
-    const auto of_channels = [&](bool is_wanted) {
-      return is_wanted ? ops::make_floats({x.size(1)}, x) : at::Tensor();
-    };
-    return {wanted[0] ? at::empty_like(x) : at::Tensor(), of_channels(wanted[1]),
-            of_channels(wanted[2])};
-  }
   auto [dx, dweight, dbias] =
       at::native_batch_norm_backward(dy, x, maybe(weight), {}, {}, mean, rstd, true, eps, wanted);
   return {dx, dweight, dbias};

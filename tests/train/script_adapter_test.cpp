@@ -114,10 +114,16 @@ TEST_F(ScriptAdapterTraining, EveryBudgetGivesTheSameNumbersAndThePredictedPeak)
                        floor = std::max(fixed + solver.smallest_budget_bytes(),
                                         plan.batch.peaks.update_bytes);
     const std::string expected = run(script, arguments()).trainer->train().weights_sha256;
+    // A stage may let go of its output's gradient earlier than is counted, which shows in a net of
+    // a few hundred kilobytes.
+    std::int64_t largest_gradient = 0;
+    for (const StageCosts& stage : plan.costs.stages)
+      largest_gradient = std::max(largest_gradient, stage.grad_bytes);
     for (int i = 0; i < kNumAdapterBudgets; ++i) {
       const std::int64_t budget =
           floor + (plan.predicted_peak_bytes() - floor) * i / (kNumAdapterBudgets - 1);
-      expect_as_predicted(run(script, arguments(budget)).trainer->train(), expected);
+      expect_as_predicted(run(script, arguments(budget)).trainer->train(), expected,
+                          largest_gradient);
     }
   }
 }
