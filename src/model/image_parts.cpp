@@ -1,6 +1,9 @@
 #include "model/image_parts.h"
 
 #include "ops/batch_norm.h"
+#include "ops/lean_operators.h"
+
+#include <vector>
 
 namespace headroom {
 
@@ -33,10 +36,15 @@ ZooModel image_model(const nn::Sequential& network, const ImageConfig& config,
   return {chain, image_input(config)};
 }
 
-nn::Conv2d convolution(std::int64_t in, std::int64_t out, std::int64_t kernel, std::int64_t stride,
-                       bool bias) {
-  return nn::Conv2d(
-      nn::Conv2dOptions(in, out, kernel).stride(stride).padding(kernel / 2).bias(bias));
+ConvolutionImpl::ConvolutionImpl(std::int64_t in, std::int64_t out, std::int64_t kernel,
+                                 std::int64_t stride, bool has_bias)
+    : Conv2dImpl(
+          nn::Conv2dOptions(in, out, kernel).stride(stride).padding(kernel / 2).bias(has_bias)) {}
+
+at::Tensor ConvolutionImpl::forward(const at::Tensor& x) {
+  const std::vector<std::int64_t> padding{weight.size(2) / 2, weight.size(3) / 2};
+  return lean_convolution(x, weight, bias, options.stride(), padding, options.dilation(),
+                          options.groups());
 }
 
 at::Tensor normalized(nn::BatchNorm2d& norm, const at::Tensor& x, bool relu) {

@@ -39,9 +39,15 @@ class LayersImpl : public torch::nn::SequentialImpl {
 };
 TORCH_MODULE(Layers);
 
-/// A convolution that keeps rows and columns at stride 1; `kernel` is odd.
-torch::nn::Conv2d convolution(std::int64_t in, std::int64_t out, std::int64_t kernel,
-                              std::int64_t stride, bool bias);
+/// A convolution that keeps rows and columns at stride 1; `kernel` is odd. Has the parameters and
+/// the bits of LibTorch's, and holds less in backward.
+class ConvolutionImpl : public torch::nn::Conv2dImpl {
+ public:
+  ConvolutionImpl(std::int64_t in, std::int64_t out, std::int64_t kernel, std::int64_t stride,
+                  bool has_bias);
+  at::Tensor forward(const at::Tensor& x);
+};
+TORCH_MODULE(Convolution);
 
 /// norm(x), or its positive part, in less time and with the same bits.
 at::Tensor normalized(torch::nn::BatchNorm2d& norm, const at::Tensor& x, bool relu = false);

@@ -18,8 +18,8 @@ ConfigSetters setters_of(NinConfig& config) {
 
 // A spatial convolution and a 1x1 convolution, each with BatchNorm and ReLU.
 Layers nin_block(std::int64_t in, std::int64_t out, std::int64_t stride) {
-  return Layers(convolution(in, out, 3, stride, false), nn::BatchNorm2d(out), nn::ReLU(),
-                convolution(out, out, 1, 1, false), nn::BatchNorm2d(out), nn::ReLU());
+  return Layers(Convolution(in, out, 3, stride, false), nn::BatchNorm2d(out), nn::ReLU(),
+                Convolution(out, out, 1, 1, false), nn::BatchNorm2d(out), nn::ReLU());
 }
 
 ZooModel make_nin(const std::string& name, const std::string& text) {

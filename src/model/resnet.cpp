@@ -29,8 +29,8 @@ class ResidualBlockImpl : public nn::Module {
  public:
   ResidualBlockImpl(std::int64_t width, bool norm)
       : nn::Module(norm ? "ResidualBlock" : "PlainResidualBlock"),
-        first_(register_module("first", convolution(width, width, 3, 1, !norm))),
-        second_(register_module("second", convolution(width, width, 3, 1, !norm))) {
+        first_(register_module("first", Convolution(width, width, 3, 1, !norm))),
+        second_(register_module("second", Convolution(width, width, 3, 1, !norm))) {
     if (norm) {
       first_norm_ = register_module("first_norm", nn::BatchNorm2d(width));
       second_norm_ = register_module("second_norm", nn::BatchNorm2d(width));
@@ -45,8 +45,8 @@ class ResidualBlockImpl : public nn::Module {
   }
 
  private:
-  nn::Conv2d first_;
-  nn::Conv2d second_;
+  Convolution first_;
+  Convolution second_;
   nn::BatchNorm2d first_norm_{nullptr};
   nn::BatchNorm2d second_norm_{nullptr};
 };
@@ -56,7 +56,7 @@ ZooModel make_resnet(const std::string& name, const std::string& text) {
   ResnetConfig config;
   read_config(name, text, setters_of(config));
   nn::Sequential network;
-  network->push_back("stem", convolution(config.channels, config.width, 3, config.stride, true));
+  network->push_back("stem", Convolution(config.channels, config.width, 3, config.stride, true));
   for (std::int64_t block = 0; block < config.blocks; ++block) {
     network->push_back(fmt::format("block{}", block),
                        ResidualBlock(config.width, config.norm != 0));
