@@ -208,16 +208,16 @@ TEST(LeanConvolution, LeavesWhatOthersHoldAsItIs) {
   EXPECT_TRUE(dy.equal(dy_before));
 }
 
-// The peaks of forward and backward above what is there before, on a device.
+// The peaks of forward, and of backward with gradients of x and weight, above what is there before.
 std::pair<std::int64_t, std::int64_t> peaks_of(const LargeConvolution& each, bool is_lean) {
   MemoryMeter& meter = MemoryMeter::instance();
-  const at::Tensor leaf = torch::randn({1}).requires_grad_(), weight = torch::randn(each.weight);
-  const at::Tensor trained = weight.requires_grad_();
-  trained.mutable_grad() = torch::zeros_like(trained);
-  at::Tensor x = leaf.expand(each.x).contiguous(), scale = torch::ones({1});
+  const at::Tensor leaf = torch::randn({1}).requires_grad_();
+  const at::Tensor weight = torch::randn(each.weight).requires_grad_();
+  weight.mutable_grad() = torch::zeros_like(weight);
+  at::Tensor x = leaf.expand(each.x).contiguous();
   const std::int64_t before = meter.live_bytes();
   meter.reset_peak();
-  at::Tensor y = is_lean ? each.run(x, trained) : each.run_by_libtorch(x, trained);
+  at::Tensor y = is_lean ? each.run(x, weight) : each.run_by_libtorch(x, weight);
   const std::int64_t forward = meter.peak_bytes() - before;
   x.reset();
   at::Tensor loss = y.sum();
